@@ -1,4 +1,4 @@
-"""Says how many pods hold a rate of requests at a p99, by simulation (benchmarks/simulation.py).
+"""Finds the number of pods for a rate of requests and a p99, by simulation (benchmarks/simulation.py).
 
     python -m benchmarks.scaling --figures benchmarks/figures/h100_bert_large.json --rate 2000 --p99 150
     python -m benchmarks.scaling --check [--nginx /usr/sbin/nginx]
@@ -45,16 +45,16 @@ from benchmarks.simulation import (
 
 FIGURES: Final = Path(__file__).with_name("figures")
 REQUESTS: Final = 20_000
-"""Simulated requests of each answer; 200 of them are above the p99."""
+"""Simulated requests per plan; 200 of them are above the p99."""
 LEAST_SECONDS: Final = 1.0
 SKETCH: Final = 0.1
-"""The share of the requests in a first, short simulation. A plan whose short p99 is far too high is not simulated
-again."""
+"""The share of the requests in a first, short simulation, which rules out plans with a far too high p99."""
 TOO_HIGH: Final = 1.5
+"""The factor by which the p99 of the short simulation may exceed the wanted one."""
 FULLEST: Final = 0.85
-"""The most of its capacity that a plan may use: at more, a simulation of seconds tells little about hours."""
+"""The maximum share of its capacity that a plan may use. Above it, a simulation of seconds tells little about hours."""
 MOST: Final = 2
-"""Services, or Tritons, for each one that the work alone needs; more of them hardly lower the p99."""
+"""The maximum number of services, or Tritons, as a multiple of those that the rate needs. More hardly lower the p99."""
 CONNECTIONS: Final = (2, 4, 16, 64)
 """Numbers of pinned connections for each pod in the table of balancers."""
 BALANCED_PODS: Final = 4
@@ -87,7 +87,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Service times, see benchmarks/README.md. ``client`` is the time between client and service, both ways."""
+    """Service times, see benchmarks/README.md. ``client`` is the time from client to service and back."""
 
     name: str
     times: ServiceTimes
@@ -212,11 +212,11 @@ def _number(count: int, noun: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Processes that share cores with the services, as in the check on one machine.
+    """Processes beside the services in the check on one machine.
 
     Args:
         services: cores that all services share.
-        others: cores of everything else; None is the services' cores.
+        others: cores of all other processes; None means the services' cores.
         generator, proxy: CPU seconds for each request.
         triton: CPU seconds of Triton for each call.
     """
@@ -248,7 +248,7 @@ class Result:
 
 
 def simulate(figures: Figures, plan: Plan, load: Load, seed: int, machine: Machine | None = None) -> Result:
-    """Simulates a load. Without ``machine`` each service has a core of its own, and Triton's frontend none of them."""
+    """Simulates a load. Without ``machine`` each service has its own core, and Triton's frontend takes no CPU time."""
     simulation, chance = Simulation(), random.Random(seed)
     tritons, services, all_cores, hops = _parts(figures, plan, simulation, chance, machine)
     group = Group(POLICIES[plan.policy](chance), plan.services)
@@ -322,7 +322,7 @@ def load_of(figures: Figures, rate: float) -> Load:
 
 
 def smallest(figures: Figures, rate: float, p99: float, plans: Iterator[Plan]) -> tuple[Plan, Result] | None:
-    """The first plan that holds the rate at a p99 in seconds; None if none does."""
+    """The first plan that meets a p99 in seconds at this rate; None if none does."""
     for plan in plans:
         load = load_of(figures, rate)
         if simulate(figures, plan, replace(load, seconds=SKETCH * load.seconds), seed=2).p99 > TOO_HIGH * p99:
@@ -342,14 +342,14 @@ def steps(least: int, most: int) -> Iterator[int]:
 
 
 def collocated(figures: Figures, rate: float, policy: str) -> Iterator[Plan]:
-    """Pods with a Triton in each, from the number that the busier of the two needs at least."""
+    """Pods with a Triton in each. The first plan has as many as the busier of service and Triton needs."""
     least = math.ceil(rate / FULLEST / min(figures.service_capacity, figures.triton_capacity))
     for number in steps(least, MOST * least + 2):
         yield Plan(number, 0, policy)
 
 
 def apart(figures: Figures, rate: float, policy: str, call_policy: str) -> Iterator[Plan]:
-    """Fewest Tritons first, since a GPU costs more than a CPU; for each number of Tritons fewest services first."""
+    """Plans in ascending order of Tritons, since a GPU costs more than a CPU, then of services."""
     services = math.ceil(rate / FULLEST / figures.service_capacity)
     tritons = math.ceil(rate / FULLEST / figures.triton_capacity)
     for number in steps(tritons, MOST * tritons + 2):
@@ -391,7 +391,7 @@ def balancers(
 ) -> tuple[float, list[str]]:
     """The rate, and p50 and p99 with each balancer for pods with a Triton in each, at a share of their capacity.
 
-    Of pinned connections, whose pods are a matter of luck, the row has the median and the worst of several seeds.
+    Each row has the median and the worst of several seeds, since chance decides the pods of pinned connections.
     """
     rate = pods * share * min(figures.service_capacity, figures.triton_capacity)
     lines = ["| balancer | p50 ms | p99 ms | worst p99 of 9 tries, ms |\n|---|---:|---:|---:|"]
@@ -411,7 +411,7 @@ def _ms(value: float) -> str:
 
 
 def default_rates(figures: Figures) -> list[float]:
-    """Half, three and ten times what one Triton holds, with two digits."""
+    """Half, three and ten times the capacity of one Triton, with two digits."""
     rates = (share * min(figures.triton_capacity, figures.service_capacity) for share in (0.5, 3, 10))
     return [float(f"{rate:.2g}") for rate in rates]
 
@@ -441,12 +441,12 @@ def section(
 
 
 def main() -> int:
-    """Prints the answers; returns 1 if the check failed."""
+    """Prints the plans; returns 1 if the check failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--figures", type=Path, help="file of service times; without it they are measured")
+    add("--figures", type=Path, help="file of service times; measured without it")
     add("--rate", type=float, nargs="+", default=[], help="requests per second [multiples of one Triton's capacity]")
-    add("--p99", type=float, nargs="+", default=[], help="the p99 to hold, in ms [multiples of a full batch's time]")
+    add("--p99", type=float, nargs="+", default=[], help="the p99 to meet, in ms [multiples of a full batch's time]")
     add("--policy", choices=[*POLICIES], default="round_robin", help="how requests choose a service [round_robin]")
     add("--call_policy", choices=[*POLICIES], default="round_robin", help="how calls choose a Triton [round_robin]")
     add("--check", action="store_true", help="compare with two real services behind nginx, and write the page")

@@ -43,7 +43,7 @@ class Simulation:
 
 
 class Cores:
-    """``number`` cores that all running processes share equally: each gets at most one core (processor sharing)."""
+    """``number`` cores, shared equally by all running processes, with at most one core for each (processor sharing)."""
 
     def __init__(self, simulation: Simulation, number: float) -> None:
         self._simulation = simulation
@@ -63,7 +63,7 @@ class Cores:
         return min(1.0, self._number / len(self._remaining))
 
     def _advance(self) -> None:
-        """Subtracts the work that was done since the last change."""
+        """Subtracts the work done since the last change."""
         elapsed = self._simulation.now - self._updated
         self._updated = self._simulation.now
         if self._remaining and elapsed:
@@ -73,7 +73,7 @@ class Cores:
                 self._remaining[process] -= work
 
     def _plan(self) -> None:
-        """Makes an event for the next end of a job; earlier plans are void."""
+        """Schedules the end of the job that finishes next. Replaces the earlier schedule."""
         self._version += 1
         if self._remaining:
             process = min(self._remaining, key=self._remaining.__getitem__)
@@ -98,7 +98,7 @@ class Process:
         self._running: Then | None = None
 
     def run(self, seconds: float, then: Then, *, next_one: bool = False) -> None:
-        """Appends a job; ``next_one`` puts it before all waiting ones, for the continuation of a job."""
+        """Appends a job. ``next_one`` puts it before all waiting jobs, to continue the current one."""
         if next_one:
             self._jobs.appendleft((seconds, then))
         else:
@@ -122,7 +122,7 @@ class Process:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request of one text with ``length`` tokens. ``due`` and ``answered`` are moments; NaN is not yet."""
+    """A request of one text with ``length`` tokens. ``due`` and ``answered`` are times; NaN means not answered yet."""
 
     length: int
     due: float
@@ -139,9 +139,9 @@ class Triton:
     """A model with ``instances``, and a queue of calls in front of them.
 
     Args:
-        process: the frontend, which takes ``call_cpu`` seconds for each call; half before the model, half after it.
-        max_rows: with the dynamic batcher, waiting calls of equal width run together up to this number of rows. 0 is
-            without the dynamic batcher.
+        process: the frontend, which takes ``call_cpu`` seconds per call, half before the model and half after it.
+        max_rows: the maximum number of rows that the dynamic batcher joins from waiting calls of equal width; 0 for
+            no dynamic batcher.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Triton:
 @dataclass(frozen=True, slots=True)
 class ServiceTimes:
     """CPU seconds of the service: for each request before and after the model, and for each batch before and after
-    it. ``call`` is the time of a call to Triton and back in which nobody computes."""
+    it. ``call`` is the time of a call to Triton without computing."""
 
     request: float
     answer: float
@@ -225,11 +225,11 @@ class BatchSettings:
 class Service:
     """One instance of the service: an event loop that forms batches as core/scheduler.py does for requests over HTTP.
 
-    The first request that finds a free slot starts a batch. It forms after the work that the event loop already has,
-    so requests that have arrived meanwhile share it. A slot becomes free after the answers of its batch were written.
+    A request that finds a free slot starts a batch. The batch forms after the work already queued on the event loop,
+    so requests that arrive meanwhile join it. The slot becomes free once the answers of its batch are written.
 
     Args:
-        call: sends rows of a width to a Triton, and calls the third argument with the answer.
+        call: sends rows of a width to a Triton, and calls its third argument with the answer.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Service:
         self.rows = self.batches = 0
 
     def ask(self, request: Request, then: Then) -> None:
-        """Takes a request, and calls ``then`` when its answer is written."""
+        """Accepts a request, and calls ``then`` once its answer is written."""
         self._process.run(self._times.request, lambda: self._submit(request, then))
 
     def _submit(self, request: Request, then: Then) -> None:
@@ -311,12 +311,12 @@ class Balancer(Protocol):
     """Chooses the target of a request."""
 
     def choose(self, connection: int, in_flight: Sequence[int]) -> int:
-        """Returns an index of ``in_flight``, the numbers of requests without an answer by target."""
+        """Returns the index of a target. ``in_flight`` has the number of unanswered requests of each target."""
         ...
 
 
 class RoundRobin:
-    """One target after the other."""
+    """The targets in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -327,7 +327,7 @@ class RoundRobin:
 
 
 class LeastConnections:
-    """The target with the fewest requests in flight; among equals one after the other, as nginx does."""
+    """The target with the fewest requests in flight; equal ones in turn, as nginx does."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -350,7 +350,7 @@ class AtRandom:
 
 
 class Pinned:
-    """The target that the connection got at random when it was opened, as gRPC's connections through a Service."""
+    """A random target for each connection, which keeps it, like a gRPC connection through a Service."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -372,14 +372,14 @@ POLICIES: Final[dict[str, Callable[[random.Random], Balancer]]] = {
 
 
 class Group:
-    """Targets behind a balancer. ``ask`` gets a target's index and what to call with the answer."""
+    """Targets behind a balancer."""
 
     def __init__(self, balancer: Balancer, targets: int) -> None:
         self._balancer = balancer
         self.in_flight = [0] * targets
 
     def ask(self, connection: int, ask: Callable[[int, Then], None], then: Then) -> None:
-        """Chooses a target and asks it."""
+        """Chooses a target, and calls ``ask`` with its index and a function to call with the answer."""
         target = self._balancer.choose(connection, self.in_flight)
         self.in_flight[target] += 1
 
@@ -392,7 +392,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A process on the way that takes CPU seconds for each request, half before and half after the answer."""
+    """A process between client and service. Half of its CPU seconds per request come before the answer, half after."""
 
     process: Process
     seconds: float
@@ -409,11 +409,11 @@ class Load:
 
     Args:
         rate: requests per second.
-        seconds: time of the load; the first tenth is not counted.
-        tokens: lengths of texts, each as probable.
-        connections: the number of clients' connections. A request goes over any of them, many at a time, as in gRPC.
-        tick: the clock of the clients: a due request leaves at the next multiple. Its latency counts from when it was
-            due.
+        seconds: duration of the load; the first tenth is not counted.
+        tokens: lengths of texts, all equally probable.
+        connections: the number of the clients' connections. Requests share them, as in gRPC.
+        tick: the resolution of the clients' clock. A request is sent at the next multiple, but its latency counts from
+            its due time.
     """
 
     rate: float
@@ -425,7 +425,7 @@ class Load:
 
 @dataclass(slots=True)
 class Outcome:
-    """Latencies in seconds of the requests that were due after the warm-up and answered, and the number of others."""
+    """Results of the requests due after the warm-up: latencies in seconds, and the number without an answer."""
 
     seconds: float
     latencies: list[float] = field(default_factory=list)
@@ -433,8 +433,7 @@ class Outcome:
     answered_in_time: int = 0
 
     def percentile(self, share: float) -> float:
-        """The smallest latency that at least ``share`` of all requests don't exceed; those without an answer are
-        infinite."""
+        """A percentile of all requests' latencies, by a ``share`` from 0 to 1. A missing answer counts as infinite."""
         ordered = sorted(self.latencies)
         index = max(0, math.ceil(share * (len(ordered) + self.unanswered)) - 1)
         return ordered[index] if index < len(ordered) else math.inf
@@ -446,13 +445,13 @@ class Outcome:
 
 
 WARM_UP: Final = 0.1
-"""Share of the load that is not counted."""
+"""The share of the load, at its start, whose requests are not counted."""
 GRACE_SECONDS: Final = 2.0
-"""Seconds that the last requests have for their answers."""
+"""Time after the load in which requests may still be answered."""
 
 
 def offer(simulation: Simulation, load: Load, ask: Callable[[Request, Then], None], chance: random.Random) -> Outcome:
-    """Runs the simulation under a load. ``ask`` gets each request and what to call with the answer."""
+    """Runs the simulation under a load. ``ask`` gets each request, and a function to call with its answer."""
     start = WARM_UP * load.seconds
     outcome = Outcome(load.seconds - start)
     counted: list[Request] = []

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+from hf_transformer.api.openai.fields import GENERATION
+from hf_transformer.api.openai.fields import TASKS as OPENAI_TASKS
 from hf_transformer.api.service import UNLOADED, Model, Models
 from hf_transformer.app.wiring import (
     Diagnose,
@@ -68,6 +70,7 @@ class ModelFactory:
         """Makes a model and its predictor, which are not running yet. Raises ConfigError for invalid settings."""
         config = declared.config
         metrics = self.metrics.of(config.model_name)
+        metrics.show_apis(apis_of(config, loaded.task.name))
         predictor = open_predictor(
             config.predictor_protocol,
             predictor_settings(config, warns=self.warns),
@@ -95,6 +98,16 @@ class ModelFactory:
             pipeline = tokenizing or build.predictive
             model = ServedModel(config.model_name, loaded.task, predictor, pipeline, metrics, **shared)
         return Deployment(declared, model, predictor)
+
+
+def apis_of(config: Config, task: str) -> list[str]:
+    """The labels ``api`` of a model's protocols. Other servers' APIs appear with their first request, since a model has
+    many of them and few clients use several."""
+    if config.predictor_protocol == "none":
+        return ["tokenize"]
+    grpc = ["grpc"] if config.enable_grpc else []
+    openai = ["openai"] if any(task in tasks for tasks in OPENAI_TASKS.values()) else []
+    return ["v1", "v2", *grpc, *openai, *(["generate"] if task in GENERATION else [])]
 
 
 @dataclass(frozen=True, slots=True)

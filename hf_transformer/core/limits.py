@@ -59,6 +59,8 @@ class Admission:
         metrics.requests_in_flight.set_function(lambda: self.requests)
         metrics.tokens_in_flight.set_function(lambda: self.tokens)
         self._refused = metrics.refused
+        for limit in ("requests", "tokens", "bytes"):
+            self._refused.add(0, limit)
 
     @property
     def has_room(self) -> bool:

@@ -36,6 +36,8 @@ ENDINGS = ("stop", "length", "error", "abandoned")
 COMPLETE_ENDINGS = ENDINGS[:2]
 """Outcomes of completely generated texts."""
 
+STATUS_CLASSES = ("2xx", "4xx", "5xx")
+
 WORK = {
     "waiting_texts": "Texts that are not sent to the predictor yet.",
     "waiting_tokens": "Tokens of texts that are not sent to the predictor yet.",
@@ -215,12 +217,23 @@ class _RequestMetrics(_Group):
         super().__init__()
         text = "Time from a request's last byte until its answer, or the end of its stream."
         self._durations = self._histogram("hf_transformer_request_seconds", text, "api", "status_class")
+        self._shown_apis: set[str] = set()
         self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
+
+    def show_apis(self, apis: Iterable[str]) -> None:
+        """Shows the durations of all classes of status at 0. A rate does not count the first request of a new series,
+        which may be the first error."""
+        for api in apis:
+            self._shown_apis.add(api)
+            for status_class in STATUS_CLASSES:
+                self._durations.show(api, status_class)
 
     def count_request(self, api: str, status: int, arrived: float) -> None:
         """Counts a request as ``Metrics.count_request`` does."""
         self._requests.add(1, api, status)
         if arrived:
+            if api not in self._shown_apis:
+                self.show_apis([api])
             self._durations.observe(time.perf_counter() - arrived, api, f"{status // 100}xx")
 
 

@@ -164,7 +164,7 @@ class Client:
             raise ConnectionResetError(ECONNRESET, "the connection was closed as soon as it was open")
         self.connections.add(connection)
         if self._sweeper is None:
-            self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
+            self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self.sweep)
         return connection
 
     async def close(self) -> None:
@@ -178,12 +178,13 @@ class Client:
         if connections:
             await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSE_SECONDS)
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Closes connections that have been idle for several sweeps, and plans the next one."""
         for connection in tuple(self.idle):
             connection.sweeps += 1
             if connection.sweeps >= _SWEEPS:
                 connection.abort()
-        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep) if self.connections else None
+        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self.sweep) if self.connections else None
 
 
 class Connection(asyncio.BufferedProtocol):

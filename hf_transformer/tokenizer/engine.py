@@ -245,7 +245,7 @@ class RustEngine(Engine):
         # The library uses up to 450 bytes per character during encoding, so encode one long text at a time.
         is_long = max(map(characters, texts), default=0) > LONG_TEXT_CHARACTERS
         with self._long_text if is_long else nullcontext():
-            texts = [self._prefix(text, limit, options) for text in texts]
+            texts = [self.prefix(text, limit, options) for text in texts]
             return self._whole(texts, options) if options.whole else self._limited(texts, limit, options)
 
     def _limited(self, texts: Sequence[TextInput], limit: int, options: Tokenization) -> list[list[Encoding]]:
@@ -265,7 +265,7 @@ class RustEngine(Engine):
             encodings.append([self._window(converted, ranges) if ranges else converted for ranges in windows])
         return encodings
 
-    def _prefix(self, text: TextInput, limit: int, options: Tokenization) -> TextInput:
+    def prefix(self, text: TextInput, limit: int, options: Tokenization) -> TextInput:
         """Shortens a long text to a prefix with more than ``limit`` tokens. Returns other texts unchanged.
 
         If truncation shortens the longer text of a pair first, the prefix must remain the longer text.

@@ -62,6 +62,8 @@ def test_small_and_large_requests_are_refused_alike(size: int) -> None:
 def test_requests_and_bytes_are_counted_too() -> None:
     metrics = Metrics()
     admission = Admission(1, 1000, metrics, max_bytes=100)
+    for limit in ("requests", "tokens", "bytes"):
+        assert f'hf_transformer_refused_requests_total{{limit="{limit}"}} 0.0'.encode() in metrics.render()
     with entered(admission, 90), pytest.raises(TooManyRequests, match="1 requests are in flight"):
         assert b"hf_transformer_requests_in_flight 1.0" in metrics.render()
         assert b"hf_transformer_tokens_in_flight 23.0" in metrics.render()

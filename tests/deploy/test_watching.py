@@ -10,8 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ import httpx
 import promql_parser
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from hf_transformer.commands.local_triton import LocalTriton, poll
 from tests.deploy.manifests import DEPLOY, documents, load
 from tests.integration.conftest import ROOT, Serve
 from tests.support.prometheus import Prometheus, absent
+from tests.support.shown_metrics import answer_and_refuse, shown_by
 
 DASHBOARD = DEPLOY / "grafana" / "dashboard.json"
 RULES = DEPLOY / "prometheus" / "alerts.yaml"
@@ -33,7 +32,7 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 
 TEXT = "The capital of france is [MASK]."
 TARGET = {"job", "instance", "namespace", "pod"}
-"""Labels that Prometheus adds to whatever it reads in Kubernetes."""
+"""Labels that Prometheus adds to all series in Kubernetes."""
 ROWS = ["SLO: whole requests", "Traffic", "Time", "Queue", "Batches", "Predictor", "Triton", "GPU", "Text generation"]
 ROWS += ["Shared memory", "Process"]
 GPU_LABELS = {"gpu_uuid": {""}}
@@ -46,25 +45,15 @@ ELSEWHERE: dict[str, dict[str, set[str]]] = {
     **dict.fromkeys(("nv_gpu_power_usage", "nv_gpu_power_limit"), GPU_LABELS),
     **dict.fromkeys(("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE"), DCGM_LABELS),
 }
-"""Series that no process of these tests has, with their labels."""
-MAY_BE_EMPTY = re.compile(
-    r"nv_gpu_|DCGM_|hf_transformer_(refused_requests_total|predictor_errors_total|memory_limit_bytes)"
-)
-"""Queries without a series on a machine without a GPU and a limit of memory, while nothing fails."""
+"""Series that are absent in these tests, with their labels."""
+MAY_BE_EMPTY = re.compile(r"nv_gpu_|DCGM_|hf_transformer_memory_limit_bytes")
+"""Queries that may have no series: on a machine without a GPU or a memory limit."""
 
 BY_TIME = re.compile("Latency|Slow$|Down$")
-"""Alerts that a machine with too much to do may raise for a moment."""
+"""Alerts that may fire for a moment on an overloaded machine."""
 
 needs_promtool = pytest.mark.skipif(bool(absent("promtool")), reason=absent("promtool"))
 needs_prometheus = pytest.mark.skipif(bool(absent("prometheus")), reason=absent("prometheus"))
-
-
-@dataclass
-class Shown:
-    """A metric as /metrics shows it: its type, and the values of its labels."""
-
-    kind: str
-    labels: dict[str, set[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,7 +115,7 @@ def queries() -> Iterator[Query]:
 
 
 def nodes(text: str) -> list[Any]:
-    """Every part of a query. Raises ValueError for what is no PromQL."""
+    """Returns all nodes of a PromQL query. Raises ValueError for invalid PromQL."""
     found: list[Any] = []
     promql_parser.walk(promql_parser.parse(text), found.append)
     return found
@@ -143,7 +132,7 @@ def sums(text: str) -> list[set[str]]:
     return [set(node.modifier.labels) for node in kept]
 
 
-# What needs no process.
+# Without processes
 
 
 def test_dashboard_is_what_its_script_writes() -> None:
@@ -294,31 +283,13 @@ def at_work(serve: Serve, triton: LocalTriton) -> AtWork:
     return both
 
 
-def shown_by(text: str) -> dict[str, Shown]:
-    metrics: dict[str, Shown] = {}
-    for family in text_string_to_metric_families(text):
-        if family.name.endswith("_created") or not family.samples:  # prometheus_client's own, of each counter
-            continue
-        # The parser takes _total off the names of counters. Triton's have none.
-        total = f"{family.name}_total"
-        metric = metrics[total if f"# TYPE {total} " in text else family.name] = Shown(family.type)
-        for sample in family.samples:
-            for label, value in sample.labels.items():
-                metric.labels.setdefault(label, set()).add(value)
-    return metrics
-
-
 @pytest.fixture(scope="module")
 def series(at_work: AtWork, serve: Serve) -> dict[str, dict[str, set[str]]]:
     """Labels and their values by the name that a query gives, with answered, refused and failed requests."""
     failing = serve("fault_raises")
     assert failing.post({"instances": [TEXT]}).status_code == 502
     busy = serve("fault_slow", "v2", "--max_concurrent_requests=1")
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(busy.post, {"instances": [TEXT]})
-        assert poll(lambda: busy.metric("hf_transformer_requests_in_flight") == 1, 10.0)
-        assert busy.post({"instances": [TEXT]}).status_code == 429
-        assert first.result().status_code == 200
+    answer_and_refuse(busy, {"instances": [TEXT]})
     found = dict(ELSEWHERE)
     others = [service.url.removeprefix("http://") for service in (busy, failing)]
     for address in [*at_work.targets, *others]:

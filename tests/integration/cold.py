@@ -196,7 +196,7 @@ def silent() -> Iterator[str]:
 
 @contextmanager
 def refusing() -> Iterator[str]:
-    """The address of a port at which nothing listens, and which nobody else gets."""
+    """The address of a reserved port without a listener."""
     with closing(socket.socket()) as bound:
         bound.bind((HOST, 0))
         yield f"{HOST}:{bound.getsockname()[1]}"

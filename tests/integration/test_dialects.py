@@ -144,6 +144,25 @@ def test_cohere_s_rerank(serve: Serve) -> None:
     assert error == {"message": 'documents[1]: expected a string or {"text": string}, got a number'}
 
 
+def test_cohere_s_number_of_chunks_is_a_bound_with_or_without_windows(serve: Serve) -> None:
+    body = {"query": QUERY, "documents": [LONG + "They cook dinner together.", "They cook dinner together."]}
+    for flags, ignored in (
+        ((), "max_chunks_per_doc"),
+        (("--on_overflow=window", "--max_model_len=24"), None),
+    ):
+        service = serve("cross", "v2", *flags)
+        found = service.client.post("/v1/rerank", json=body | {"max_chunks_per_doc": 1})
+        assert (found.status_code, found.headers.get("x-ignored-parameters")) == (200, ignored), found.text
+        meta = {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}}
+        assert found.json()["meta"].items() >= meta.items()
+        every = answer(service, "/v1/rerank", body)["results"]
+        assert (found.json()["results"] == every) is (ignored is not None)
+        error = answer(service, "/v1/rerank", body | {"max_chunks_per_doc": 0}, 400)
+        assert error["message"] == "max_chunks_per_doc: expected 1 or more, got 0"
+    error = answer(service, "/v1/rerank", body | {"max_chunks_per_doc": 1, "truncation": True}, 400)
+    assert error["message"].startswith("max_chunks_per_doc: expected no value without windows")
+
+
 # Paths that several share
 
 
@@ -171,6 +190,8 @@ def test_embeddings_read_the_fields_of_jina_voyage_and_nim(serve: Serve) -> None
     service = serve("minibert_mean")
     asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"task": "retrieval.query"}, {"input_type": "query"}),
+        ({"task": "nl2code.query"}, {"input_type": "query"}),
+        ({"task": "nl2code.passage"}, {"input_type": "document"}),
         ({"task": "retrieval.passage", "normalized": False}, {"input_type": "document", "normalize": False}),
         ({"task": "text-matching", "truncate": True}, {}),
         ({"embedding_type": "ubinary"}, {"precision": "ubinary"}),

@@ -7,47 +7,26 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import ROOT, Serve
 from tests.integration.grpc_client import request, stub
 from tests.support.service import Service
+from tests.support.shown_metrics import Shown, answer_and_refuse, shown_by
 
 PAGE = ROOT / "docs" / "metrics.md"
 
 TEXT = "The capital of france is [MASK]."
 
 
-@dataclass
-class Shown:
-    """A metric as /metrics shows it: its type, and the values of its labels."""
-
-    kind: str
-    labels: dict[str, set[str]] = field(default_factory=dict)
-
-
 @pytest.fixture(scope="module")
 def shown(serve: Serve) -> dict[str, Shown]:
     """All metrics by the name of the documentation, of a service that has answered and refused a request."""
     service = serve("fault_slow", "v2", "--max_concurrent_requests=1")
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(service.post, {"instances": [TEXT]})
-        assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, 10.0)
-        assert service.post({"instances": [TEXT]}).status_code == 429
-        assert first.result().status_code == 200
-    metrics: dict[str, Shown] = {}
-    for family in text_string_to_metric_families(service.client.get("/metrics").text):
-        if family.name.endswith("_created"):  # prometheus_client's own, of each counter
-            continue
-        metric = metrics[family.name + "_total" * (family.type == "counter")] = Shown(family.type)
-        for sample in family.samples:
-            for label, value in sample.labels.items():
-                metric.labels.setdefault(label, set()).add(value)
-    return metrics
+    answer_and_refuse(service, {"instances": [TEXT]})
+    return shown_by(service.client.get("/metrics").text)
 
 
 def test_page_lists_the_metrics_that_there_are(shown: dict[str, Shown]) -> None:
@@ -70,7 +49,7 @@ STARTED = re.compile(r"Started server process \[(\d+)\]")
 
 def settles(service: Service, name: str, value: float) -> bool:
     """Whether every worker that answers says this, twenty times in a row."""
-    return all(service.metric(name) == value for _ in range(20))
+    return all(service.metric(name, missing=0) == value for _ in range(20))
 
 
 def test_texts_that_wait_or_run_are_those_of_all_workers(serve: Serve) -> None:
@@ -109,6 +88,9 @@ def test_every_request_is_counted_whichever_worker_is_asked(serve: Serve) -> Non
         assert poll(lambda: settles(service, V1, 30), 20.0)
         assert poll(lambda: settles(service, GRPC, 10), 20.0)
         assert service.metric("hf_transformer_queue_seconds_count") == 40
+        for api in ("v1", "v2", "grpc"):
+            series = f'hf_transformer_request_seconds_count{{api="{api}",model_name="bert",status_class="5xx"}}'
+            assert f"{series} 0.0" in service.client.get("/metrics").text, "without an error"
         [stats] = service.client.get("/v2/models/bert/stats").json()["model_stats"]
         assert stats["inference_stats"]["success"]["count"] == stats["inference_count"] == 40
         assert service.metric('hf_transformer_model_ready{model_name="bert"}') == 1

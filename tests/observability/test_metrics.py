@@ -12,9 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from hf_transformer import __version__
+from hf_transformer.app.models import apis_of
 from hf_transformer.observability.metrics import ENDINGS, SECONDS, Metrics, memory_limit
 from hf_transformer.observability.series import Family, LightCounter, LightGauge, LightHistogram, text_of
 from tests.observability.measured import measured
+from tests.support.configuring import config
 
 BOUNDS = (0.001, 0.5, 1, 10.0)
 VALUES = (0.0, 0.001, 0.0011, 0.5, 0.7, 1.0, 3.0, 10.0, 11.0)
@@ -107,6 +109,43 @@ def test_durations_of_requests_are_counted_by_model_api_and_class_of_status() ->
     build = re.search(r"^hf_transformer_build_info\{(.*)\} 1\.0$", text, re.MULTILINE)
     assert build is not None and f'version="{__version__}"' in build[1] and 'tokenizers="0.' in build[1]
     assert re.search(r"^process_resident_memory_bytes [1-9]", text, re.MULTILINE)
+
+
+def classes_of(metrics: Metrics, model: str) -> dict[str, dict[str, float]]:
+    """The numbers of timed requests by API and class of status."""
+    counts: dict[str, dict[str, float]] = {}
+    pattern = r'^hf_transformer_request_seconds_count\{api="(\w+)",model_name="(\w*)",status_class="(\w+)"\} (.+)$'
+    for api, name, status_class, count in re.findall(pattern, metrics.render().decode(), re.MULTILINE):
+        if name == model:
+            counts.setdefault(api, {})[status_class] = float(count)
+    return counts
+
+
+def test_the_first_error_of_an_api_is_not_the_first_value_of_its_series() -> None:
+    metrics, none = Metrics(), {"2xx": 0.0, "4xx": 0.0, "5xx": 0.0}
+    metrics.of("bert").show_apis(["v1", "v2"])
+    assert classes_of(metrics, "bert") == {"v1": none, "v2": none} and classes_of(metrics, "") == {}
+    metrics.count_request("v1", 502, arrived=perf_counter(), model="bert")
+    metrics.count_request("tei", 200, arrived=perf_counter(), model="bert")
+    metrics.count_request("v2", 499, arrived=perf_counter())
+    assert classes_of(metrics, "bert") == {"v1": none | {"5xx": 1}, "v2": none, "tei": none | {"2xx": 1}}
+    assert classes_of(metrics, "") == {"v2": none | {"4xx": 1}}
+    metrics.of("bert").show_apis(["v1", "v2"])  # of a replaced model
+    assert classes_of(metrics, "bert")["v1"] == none | {"5xx": 1}
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "apis"),
+    [
+        ("fill_mask", (), ["v1", "v2", "grpc"]),
+        ("text_embedding", ("--enable_grpc=false",), ["v1", "v2", "openai"]),
+        ("rerank", (), ["v1", "v2", "grpc", "openai"]),
+        ("text_generation", (), ["v1", "v2", "grpc", "openai", "generate"]),
+        ("text_generation", ("--predictor_protocol=none",), ["tokenize"]),
+    ],
+)
+def test_a_model_shows_the_apis_of_its_task(task: str, flags: tuple[str, ...], apis: list[str]) -> None:
+    assert apis_of(config(*flags), task) == apis
 
 
 def test_totals_have_the_time_of_failed_requests_and_of_the_last_answer() -> None:

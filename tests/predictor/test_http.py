@@ -371,10 +371,10 @@ async def test_an_idle_connection_is_dropped_at_its_fourth_sweep(monkeypatch: py
         for _ in range(2):  # a connection in use does not age
             await client.request(GET)
             for _ in range(3):
-                client._sweep()
+                client.sweep()
             assert len(client.idle) == 1
         monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
-        client._sweep()
+        client.sweep()
         assert not client.idle
         await client.request(GET)
         await until(lambda: not client.idle)  # sweeps repeat

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes what a test runs."""
+"""A real Prometheus that scrapes the services of a test."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ START_SECONDS = 60.0
 
 
 def absent(*programs: str) -> str:
-    """A sentence that names the missing ones of these programs, "" if all are installed."""
+    """A message with the missing programs; "" if all are installed."""
     missing = [program for program in programs if shutil.which(program) is None]
     return MISSING.format(" and no ".join(missing)) if missing else ""
 
 
 class Prometheus:
-    """A Prometheus on a free port of 127.0.0.1, ended by its context manager.
+    """A Prometheus on a free port of 127.0.0.1, stopped by its context manager.
 
-    ``targets`` has the labels of each address. They are scraped each second. ``rules`` are evaluated at the intervals
-    that the file names, or each second.
+    ``targets`` has the labels of each address to scrape, every second. ``rules`` are evaluated at their own intervals,
+    or every second.
     """
 
     def __init__(self, folder: Path, targets: Mapping[str, Mapping[str, str]], rules: Path) -> None:
@@ -69,14 +69,14 @@ class Prometheus:
         return self.process.output()
 
     def api(self, path: str, **parameters: str) -> Any:
-        """The data of a successful answer of /api/v1/."""
+        """Returns the data of a successful response of /api/v1/."""
         answer = self.client.get(f"/api/v1/{path}", params=parameters)
         body = answer.json()
         assert body["status"] == "success", f"{parameters}: {body.get('error')}"
         return body["data"]
 
     def values(self, query: str) -> list[float]:
-        """The values of a query's series now."""
+        """Returns the current values of a query's series."""
         data = self.api("query", query=query)
         assert data["resultType"] == "vector"
         return [float(series["value"][1]) for series in data["result"]]

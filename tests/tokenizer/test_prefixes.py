@@ -51,7 +51,7 @@ def shortens(name: str, text: TextInput, options: Tokenization, first_prefix: in
         expected = encode(name, text, options)
         patch.setattr(module, "MIN_PREFIX_CHARACTERS", first_prefix)
         assert encode(name, text, options) == expected
-        return warm(name, LIMIT)._prefix(text, LIMIT, options) != text
+        return warm(name, LIMIT).prefix(text, LIMIT, options) != text
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -84,10 +84,10 @@ def test_a_very_long_text_is_encoded_by_a_prefix(name: str, unit: str, monkeypat
     monkeypatch.setattr(module, "MAX_WORDS_PER_CHARACTER", 32)
     text = (unit * 300_000)[:300_000]
     engine = engine_of(name, 512)
-    prefix = engine._prefix(text, 512, Tokenization())
+    prefix = engine.prefix(text, 512, Tokenization())
     assert len(str(prefix)) <= 65_536 or (name, unit) in (("gpt2", "."), ("gpt2", "中"))
     for pair in ((text, "Is it?"), ("Is it?", text)):
-        shortened = engine._prefix(pair, 512, Tokenization())
+        shortened = engine.prefix(pair, 512, Tokenization())
         assert shortened == tuple(prefix if len(side) > 10 else side for side in pair) or name == "gpt2"
 
 

@@ -31,7 +31,7 @@ from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_m
 from hf_transformer.api.errors import expect, require_few
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name
-from hf_transformer.api.openai.rerank import field_of_instance, read_query, render_results
+from hf_transformer.api.openai.rerank import field_of_instance, read_query, render_meta, render_results
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
@@ -41,7 +41,7 @@ from hf_transformer.tasks.pooling import unit
 from hf_transformer.tasks.quantization import BYTES, quantize
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Answers, Json, Query
+from hf_transformer.types.request import Json, Query
 from hf_transformer.types.tensors import Array
 
 TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
@@ -77,7 +77,7 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
         "texts": texts,
         "embeddings": vectors if floats else await off_loop(service.executor, cost, lambda: by_type(vectors, types)),
     }
-    return reply_arrays({**answer, "meta": meta(answers, version)})
+    return reply_arrays({**answer, "meta": render_meta(answers, version)})
 
 
 ALIASES = {"dimensions": ("output_dimension",), "prompt_name": ("input_type",)}
@@ -144,17 +144,9 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
     call.context.field_names = field_of_instance
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
-    return reply_arrays({"id": call.context.request_id, "results": results, "meta": meta(answers, "2", searches=1)})
-
-
-def meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
-    """Renders ``meta``: the version of the API and the numbers of tokens and searches."""
-    units: dict[str, Json] = {"search_units": searches} if searches else {"input_tokens": answers.tokens}
-    return {
-        "api_version": {"version": version},
-        "billed_units": units,
-        "tokens": {"input_tokens": answers.tokens},
-    }
+    return reply_arrays(
+        {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
+    )
 
 
 ROUTES = tuple(

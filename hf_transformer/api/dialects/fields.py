@@ -15,7 +15,7 @@ from hf_transformer.api.service import Model
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks import quantization
-from hf_transformer.tasks.parameters import Parameters, input_type_of
+from hf_transformer.tasks.parameters import Parameters, input_type_of, prompt_for_purpose
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TextEmbedding
 from hf_transformer.types.request import Json
 
@@ -105,19 +105,19 @@ def read_side(field: str, value: Json) -> str:
 def read_purpose(parameters: Parameters, field: str, model: Model) -> dict[str, Json]:
     """Returns the parameter ``input_type`` or ``prompt_name`` for a text's purpose in ``field``.
 
-    A prompt of exactly the client's name comes first: the files of some models have "retrieval.query". A model without
-    prompts has one form for all purposes. Raises InvalidInput for a purpose that a model with prompts does not know.
+    A prompt of the whole purpose comes first: the files of some models have "retrieval.query" or "nl2code_document". A
+    late-interaction model needs to know the side too. A model without prompts has one form for all purposes. Raises
+    InvalidInput for a purpose that a model with prompts does not know.
     """
     name = parameters.string(field)
     if name is None:
         return {}
-    purpose = input_type_of(name) or input_type_of(name.rpartition(".")[2])
-    if purpose == name:
-        return {"input_type": purpose}
-    files = model.task.settings.sentence_transformers
+    purpose, files = input_type_of(name), model.task.settings.sentence_transformers
     prompts = files.prompts if files is not None else {}
-    if name in prompts:
-        return {"prompt_name": name}
+    if purpose != name and not (purpose and files is not None and files.late_interaction):
+        prompt = prompt_for_purpose(prompts, name)
+        if prompt is not None:
+            return {"prompt_name": prompt}
     if purpose is not None:
         return {"input_type": purpose}
     if prompts and name not in OTHER_PURPOSES:

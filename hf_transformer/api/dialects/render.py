@@ -20,10 +20,10 @@ import orjson
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
-from hf_transformer.api.dialects.routes import DialectRoute, choose_for
+from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.chat import read_tools, render_prompt, require_template
-from hf_transformer.api.openai.fields import GENERATION, field_name, read_texts, render_error
+from hf_transformer.api.openai.fields import GENERATION, choose_model, field_name, read_texts, render_error
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
@@ -102,7 +102,7 @@ def _read(
     note_unknown(present, known, call.context.ignored)
     parameters = Parameters({name: value for name, value in present.items() if name in known}, known)
     name = _served_name(service.models, parameters.string("model"))
-    return generative(choose_for(service, call, name, GENERATION), "render"), parameters
+    return generative(choose_model(service, call, name, GENERATION), "render"), parameters
 
 
 def _served_name(models: Models, name: str | None) -> str | None:

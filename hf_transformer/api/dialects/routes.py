@@ -16,7 +16,6 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
 from hf_transformer.api.errors import RenderError, expect
 from hf_transformer.api.openai.fields import (
-    GENERATION,
     IgnoredField,
     choose_model,
     field_name,
@@ -35,7 +34,6 @@ from hf_transformer.types.request import Json
 PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
 ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
 """The names of all tasks; PREDICTIVE without those that generate text."""
-GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
 
 Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
 
@@ -105,18 +103,6 @@ def choose_route(routes: Sequence[DialectRoute], payload: Mapping[str, Json]) ->
     raise InvalidInput("body", f"the fields {forms}", got, f"these APIs share the route {routes[0].path}")
 
 
-def choose_for(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
-    """Chooses a model as ``choose_model`` does. Raises InvalidInput for a model of another task too."""
-    names = service.models.names
-    if name is None and "model" not in call.path and len(names) == 1:
-        name = names[0]  # so that an error says what the only model is for, or why it is absent
-    model = choose_model(service, call, name, tasks)
-    if model.task.name not in tasks:
-        hint = GENERATES if model.task.name in GENERATION else ""
-        raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
-    return model
-
-
 def read_body(
     service: Service,
     call: Call,
@@ -133,7 +119,7 @@ def read_body(
     call.context.field_names = field_name
     names = {field.name: field for field in ignored}
     parameters = read_fields(payload, ("model", *known, *names), names)
-    return choose_for(service, call, parameters.get("model"), tasks), parameters
+    return choose_model(service, call, parameters.get("model"), tasks), parameters
 
 
 def listed(call: Call, prefix: str, data: Sequence[Json], tokens: int, new_tokens: int = 0) -> Response:

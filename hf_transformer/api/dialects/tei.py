@@ -27,7 +27,7 @@ from functools import partial
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import representations, require_representation
-from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute, choose_for
+from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute
 from hf_transformer.api.dialects.tei_form import (
     TRUNCATION,
     byte_spans,
@@ -45,6 +45,7 @@ from hf_transformer.api.dialects.tei_form import (
     within_instance,
 )
 from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
+from hf_transformer.api.openai.fields import choose_model
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize
@@ -285,7 +286,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
     if (count := sum(map(count_texts, instances))) > service.max_texts:
         expected = f"at most {service.max_texts} texts in all (--max_instances, --max_sequences)"
         raise TooLarge("instances", expected, str(count))
-    model = choose_for(service, call, payload.get("model"), PREDICTIVE)
+    model = choose_model(service, call, payload.get("model"), PREDICTIVE)
     budget = SharedBudget(call.context.ticket, service)
     try:
         async with asyncio.TaskGroup() as group:
@@ -364,7 +365,7 @@ class InstanceBudget:
 
 def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-        model = choose_for(service, call, payload.get("model"), tasks)
+        model = choose_model(service, call, payload.get("model"), tasks)
         result = await run(Ask(service, model, payload, call.context))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return reply_arrays(result.body, *headers)

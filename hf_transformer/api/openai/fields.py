@@ -22,6 +22,7 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.request import Answers, Json
 
 GENERATION = ("text_generation", "text2text_generation")
+GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
 TASKS: Mapping[str, tuple[str, ...]] = {
     "embeddings": ("text_embedding",),
     "rerank": ("rerank",),
@@ -138,24 +139,27 @@ def read_request(
     call.context.field_names = field_name
     body = expect(call.json() if payload is None else payload, dict, "body", "an object")
     parameters = read_fields(body, known, _IGNORED[endpoint])
-    model = choose_model(service, call, parameters.get("model"), TASKS[endpoint])
-    if model.task.name not in TASKS[endpoint]:
-        expected = f"a model for {' or '.join(TASKS[endpoint])}, which {endpoint} needs"
-        raise InvalidInput("model", expected, f"{model.name!r} for {model.task.name}")
-    return model, parameters
+    return choose_model(service, call, parameters.get("model"), TASKS[endpoint]), parameters
 
 
 def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
     """Chooses the model by ``name`` (the body's ``model``) or ?model=NAME, else the only one for ``tasks``.
 
     Raises:
-        InvalidInput: the names contradict each other, or several models fit.
+        InvalidInput: the names contradict each other, several models fit, or the model has another task.
         UnknownModel, NotReady: see Models.choose.
     """
     query = call.path.get("model")
     if name is not None and query not in (None, expect(name, str, "model", "a string")):
         raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
-    return service.models.choose(query if name is None else name, call.context, tasks=tasks, path="model")
+    name, names = query if name is None else name, service.models.names
+    if name is None and len(names) == 1:
+        name = names[0]  # so that an error says what the only model is for, or why it is absent
+    model = service.models.choose(name, call.context, tasks=tasks, path="model")
+    if model.task.name not in tasks:
+        hint = GENERATES if model.task.name in GENERATION else ""
+        raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
+    return model
 
 
 def read_fields(payload: Mapping[str, Json], known: Sequence[str], ignored: Mapping[str, IgnoredField]) -> Parameters:

@@ -37,39 +37,47 @@ from hf_transformer.api.openai.fields import field_name, ignored_fields, read_re
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
+from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Json, Query
 
 PARAMETERS = (
     *("return_documents", "prompt", "prompt_name", "instruction"),
-    *("max_chunks_per_doc", "window_score", "stride", "max_tokens", "truncate_document"),
+    *("window_score", "stride", "max_tokens", "truncate_document"),
 )
 """Fields that are parameters of the task."""
 TOP, SCORES = ("top_n", "top_k"), ("raw_scores", "use_activation")
 ALIASES: Mapping[str, Sequence[str]] = {"top_n": TOP, "max_tokens": ("max_tokens", TRUNCATE_PROMPT_TOKENS)}
 """The fields for each of the task's parameters that several APIs name differently."""
+MAX_CHUNKS = "max_chunks_per_doc"
+"""An upper bound of windows, which has no effect on a service without windows."""
 FIELDS = (
     *("model", "query", "documents", "rank_fields", *ignored_fields("rerank")),
-    *(*PER_TEXT, *TOP, *SCORES, *TRUNCATION_FIELDS, *PARAMETERS),
+    *(*PER_TEXT, *TOP, *SCORES, *TRUNCATION_FIELDS, *PARAMETERS, MAX_CHUNKS),
 )
 VOYAGE = ("top_k", "truncation")
 """Fields of Voyage's body alone; its client always sends ``truncation``."""
-
 INSTANCE = "documents[0]"
 
 
 async def create(service: Service, call: Call, *, shared: bool = False) -> Response:
     """Answers one request. At a path that other APIs share, the answer has the fields of all. Raises RequestError."""
     model, parameters = read_request(service, call, "rerank", FIELDS)
-    query = read_query(parameters, service.max_texts, return_documents=True)  # as vLLM and Jina do
+    defaults: dict[str, Json] = {"return_documents": True}  # as vLLM and Jina do
+    if MAX_CHUNKS in parameters:
+        count, task = parameters.integer(MAX_CHUNKS, 1, 1), model.task
+        if task.settings.on_overflow == "window" and MAX_CHUNKS in task.parameters:
+            defaults[MAX_CHUNKS] = count
+        else:
+            note_ignored(MAX_CHUNKS, call.context.ignored)
+    query = read_query(parameters, service.max_texts, **defaults)
     call.context.field_names = name_by_alias(parameters, ALIASES, field_of_instance)
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
     answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
     if shared:
-        tokens = {"input_tokens": answers.tokens}
-        answer |= {"object": "list", "meta": {"api_version": {"version": "1"}, "tokens": tokens}}
+        answer |= {"object": "list", "meta": render_meta(answers, "1", searches=1)}
         if any(field in parameters for field in VOYAGE):
             answer["data"] = as_voyage(results, parameters.flag("return_documents", False))
     return reply(orjson.dumps({**answer, "results": results}))
@@ -84,6 +92,16 @@ def render_results(answers: Answers, parameters: Parameters) -> list[Json]:
         document = {"document": {"text": result["text"], **fields}} if "text" in result else {}
         results.append({"index": result["index"], **document, "relevance_score": result["score"]})
     return results
+
+
+def render_meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
+    """Renders Cohere's ``meta``: the version of the API and the numbers of tokens and searches."""
+    units: dict[str, Json] = {"search_units": searches} if searches else {"input_tokens": answers.tokens}
+    return {
+        "api_version": {"version": version},
+        "billed_units": units,
+        "tokens": {"input_tokens": answers.tokens},
+    }
 
 
 def as_voyage(results: Sequence[Json], with_documents: bool) -> list[Json]:

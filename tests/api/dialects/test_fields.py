@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from hf_transformer.api.dialects import fields
 from hf_transformer.api.dialects.tei import InstanceBudget, SharedBudget
 from hf_transformer.api.dialects.tei_form import count_texts
 from hf_transformer.api.openai import embeddings, rerank
+from hf_transformer.api.service import Model
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.tasks.base import SentenceTransformers
+from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.request import Answers, Context
 from tests.api.generating import ServedModel
@@ -57,6 +61,56 @@ def test_two_lengths_in_tokens_are_refused() -> None:
     assert fields.read_truncation(parameters(max_tokens=9)) == {}
     with pytest.raises(InvalidInput, match="truncate_prompt_tokens: expected max_tokens or truncate_prompt_tokens"):
         fields.read_truncation(parameters(max_tokens=9, truncate_prompt_tokens=9))
+
+
+def with_prompts(made: ServedModel, prompts: dict[str, str], late: LateInteraction | None = None) -> Model:
+    files = SentenceTransformers(prompts=prompts, late_interaction=late)
+    made.made_task.settings = replace(made.made_task.settings, sentence_transformers=files)
+    return made.model
+
+
+CODE = {f"{subject}_{side}": "" for subject in ("nl2code", "qa", "code2completion") for side in ("query", "document")}
+PLAIN = {"query": "", "document": ""}
+RETRIEVAL = {"retrieval.query": "", "retrieval.passage": "", "text-matching": ""}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "purpose", "chosen"),
+    [
+        pytest.param(CODE, "nl2code.passage", {"prompt_name": "nl2code_document"}, id="a passage is a document"),
+        pytest.param(CODE, "code2completion.query", {"prompt_name": "code2completion_query"}, id="another separator"),
+        pytest.param(CODE, "qa_document", {"prompt_name": "qa_document"}, id="the prompt's name"),
+        pytest.param(CODE, "code2nl.query", {"input_type": "query"}, id="a subject without a prompt"),
+        pytest.param(PLAIN, "code.query", {"input_type": "query"}, id="plain query"),
+        pytest.param(PLAIN, "retrieval.passage", {"input_type": "document"}, id="plain document"),
+        pytest.param(PLAIN, "code2code.corpus", {"input_type": "document"}, id="another name of documents"),
+        pytest.param(PLAIN, "search_query", {"input_type": "query"}, id="Cohere's query"),
+        pytest.param(
+            RETRIEVAL, "retrieval.document", {"prompt_name": "retrieval.passage"}, id="a document is a passage"
+        ),
+        pytest.param(RETRIEVAL, "text-matching", {"prompt_name": "text-matching"}, id="without sides"),
+        pytest.param(RETRIEVAL, "query", {"input_type": "query"}, id="input_type finds the prompt itself"),
+        pytest.param(RETRIEVAL, "clustering", {}, id="no prompt of this name"),
+        pytest.param({}, "anything", {}, id="no prompts"),
+    ],
+)
+def test_a_purpose_chooses_the_prompt_of_its_subject(
+    made: ServedModel, prompts: dict[str, str], purpose: str, chosen: dict[str, str]
+) -> None:
+    model = with_prompts(made, prompts)
+    assert fields.read_purpose(parameters(task=purpose), "task", model) == chosen
+
+
+def test_a_late_interaction_model_knows_the_side_of_a_purpose(made: ServedModel) -> None:
+    model = with_prompts(made, CODE, LateInteraction())
+    assert fields.read_purpose(parameters(task="qa.passage"), "task", model) == {"input_type": "document"}
+
+
+@pytest.mark.parametrize("purpose", ["querry", "nl2code.pasage", "my_query"])
+def test_an_unknown_purpose_is_refused_if_the_model_has_prompts(made: ServedModel, purpose: str) -> None:
+    model = with_prompts(made, PLAIN)
+    with pytest.raises(InvalidInput, match="task: expected one of query, search_query"):
+        fields.read_purpose(parameters(task=purpose), "task", model)
 
 
 @pytest.mark.parametrize(

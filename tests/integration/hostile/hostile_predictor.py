@@ -66,7 +66,7 @@ class HostilePredictor:
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 with suppress(OSError):
-                    while predictor._serve_one(self.rfile, self.wfile.write):
+                    while predictor.serve_one(self.rfile, self.wfile.write):
                         pass
 
         class Server(socketserver.ThreadingTCPServer):
@@ -75,7 +75,7 @@ class HostilePredictor:
         self._server = Server((HOST, 0), Handler)
         self.address = f"{HOST}:{self._server.server_address[1]}"
 
-    def _serve_one(self, file: Any, send: Callable[[bytes], object]) -> bool:
+    def serve_one(self, file: Any, send: Callable[[bytes], object]) -> bool:
         first, headers = file.readline().decode(), {}
         while line := file.readline().strip():
             name, _, value = line.decode().partition(":")
