@@ -1,6 +1,6 @@
 // The page around a widget: finds the model, runs what the widget asks for, and shows tokens, times and the request.
 
-import { Exchanges } from "./exchange.js";
+import { Exchanges, asked } from "./exchange.js";
 import { Form } from "./form.js";
 import { $, Failure, apiKey, el, plural, request, short, vars } from "./lib.js";
 import { snippets } from "./snippets.js";
@@ -106,8 +106,9 @@ async function showOverview(all) {
   showParts({ overview: true });
   $("chooser").hidden = true;
   document.title = $("title").textContent = "Playground";
-  const waiting = all.filter(({ ready }) => !ready).length;
-  const about = [plural(all.length, "model"), waiting ? `${waiting} not ready` : ""].filter(Boolean);
+  const models = all.filter(({ of }) => !of);
+  const waiting = models.filter(({ ready }) => !ready).length;
+  const about = [plural(models.length, "model"), waiting ? `${waiting} not ready` : ""].filter(Boolean);
   $("about").replaceChildren(...about.map((fact) => el("span", {}, fact)));
   overview($("overview"), all, words);
 }
@@ -176,13 +177,13 @@ function fillExamples() {
       values = widget.example(value, info);
     } catch { /* the model's own example has another form */ }
     const name = JSON.stringify(values);
-    if (values && !known.has(name)) known.set(name, { summary, values });
+    if (values && !known.has(name)) known.set(name, { summary, values, text: asked(value) });
   }
   const found = [...known.values()];
   const defaults = form.values;
   const use = (index) => form.set({ ...defaults, ...found[index].values });
   if (found.length) use(0);
-  const labels = found.map(({ values }) => short(Object.values(values).flat().find((value) => value && value.length) ?? "", 28));
+  const labels = found.map(({ text }) => short(text, 28));
   $("examples").replaceChildren(...found.map(({ summary }, at) =>
     el("option", { value: at }, labels.indexOf(labels[at]) < at ? `${labels[at]} (${summary})` : labels[at])));
   $("examples").hidden = found.length < 2;

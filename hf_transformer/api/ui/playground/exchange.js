@@ -3,9 +3,9 @@
 import { $, el, short } from "./lib.js";
 
 const MOST_EXCHANGES = 20;
+/** Characters of a body that are kept, to be copied. */
 const MOST_KEPT = 200_000;
 const MOST_SHOWN = 20_000;
-/** Characters of a body that are kept, to copy, and that are shown. */
 
 const bytes = (count) => (count < 1000 ? `${count} B` : `${(count / 1000).toFixed(1)} kB`);
 
@@ -23,7 +23,7 @@ export function pretty(json) {
 }
 
 /** The text of a request: its prompt, its last message, or its first instance. */
-function asked({ messages, prompt, instances }) {
+export function asked({ messages, prompt, instances }) {
   const given = messages?.at(-1)?.content ?? prompt ?? instances?.[0] ?? "";
   const texts = typeof given === "object" ? Object.values(given).flat() : [given];
   return texts.find((text) => typeof text === "string" && text) ?? "";

@@ -3,7 +3,7 @@
 import { el, plural } from "./lib.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const FEW = 8;
+const FEW = 6;
 const PURPOSES = {
   fill_mask: "Finds the word for a gap",
   sequence_classification: "Sorts texts into classes",
