@@ -112,18 +112,15 @@ def _playground_fields(model: Model, settings: InfoSettings) -> dict[str, Json]:
     """The examples in the model's config.json, else those of its task, and the note about the model."""
     note, examples = read_playground(model.task.settings.model_config)
     chats = isinstance(model, GenerativeModel) and model.chat_template is not None
-    own = [
-        {"summary": f"example {number}", "value": example}
-        for number, example in enumerate(examples, 1)
-        if fits(example, model.task.parameters, chats=chats)
-    ]
+    fitting = [example for example in examples if fits(example, model.task.parameters, chats=chats)]
+    own = [{"summary": f"example {number}", "value": example} for number, example in enumerate(fitting, 1)]
     found = (own or settings.examples(model)) if model.has_predictor else []
-    return {"examples": found, **({} if note is None else {"note": note})}
+    return {"examples": found, **({"note": note} if note else {})}
 
 
 def find_links(*, docs: bool) -> dict[str, str]:
-    """The addresses of the service's pages: /docs, if it is enabled, and Documentation of the package's metadata."""
-    links = {"docs": "/docs"} if docs else {}
+    """The addresses of the service's health, /docs, if it is enabled, and Documentation in the package's metadata."""
+    links = {"health": "/v2/health/ready", **({"docs": "/docs"} if docs else {})}
     with suppress(PackageNotFoundError):
         for entry in metadata("hf-transformer").get_all("Project-URL", []):
             label, _, address = entry.partition(",")

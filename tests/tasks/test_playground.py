@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.api.pages import PLAYGROUND
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.playground import fits, read_playground
 
 REQUEST = {"instances": ["Paris"], "parameters": {"top_k": 2}}
 CHAT = {"messages": [{"role": "user", "content": "Hello!"}]}
-VALUES = "playground.examples has a value"
 
 
 def test_a_note_and_examples_are_read() -> None:
@@ -22,30 +23,32 @@ def test_a_note_and_examples_are_read() -> None:
         "Small.",
         [REQUEST, CHAT],
     )
-    assert read_playground({}, warnings.append) == read_playground({"playground": {}}, warnings.append) == (None, [])
+    assert read_playground({}, warnings.append) == read_playground({"playground": {}}, warnings.append) == ("", [])
     assert warnings == []
 
 
 @pytest.mark.parametrize(
-    ("section", "kept", "says"),
+    "section",
     [
-        ("Small.", (None, []), "playground is not an object"),
-        (None, (None, []), "playground is not an object"),
-        ({"note": 3, "examples": [CHAT]}, (None, [CHAT]), "playground.note is not text"),
-        ({"note": "Small.", "examples": CHAT}, ("Small.", []), "playground.examples is not a list"),
-        ({"examples": [REQUEST, "Paris"]}, (None, [REQUEST]), VALUES),
-        ({"examples": [{"instances": []}, REQUEST]}, (None, [REQUEST]), VALUES),
-        ({"examples": [{"instances": "Paris"}]}, (None, []), VALUES),
-        ({"examples": [{"instances": ["Paris"], "parameters": []}]}, (None, []), VALUES),
-        ({"examples": [{"messages": []}]}, (None, []), VALUES),
-        ({"examples": [{"messages": [{"role": "user"}]}, CHAT]}, (None, [CHAT]), VALUES),
+        "Small.",
+        None,
+        {"note": 3, "examples": [CHAT]},
+        {"note": "Small.", "examples": CHAT},
+        {"examples": [REQUEST, "Paris"]},
+        {"examples": [REQUEST, {}]},
+        {"examples": [{"instances": []}, REQUEST]},
+        {"examples": [{"instances": "Paris"}]},
+        {"examples": [{"instances": ["Paris"], "parameters": []}]},
+        {"examples": [{"messages": []}]},
+        {"examples": [{"messages": "Hello!"}]},
+        {"examples": [{"messages": [{"role": "user"}]}, CHAT]},
     ],
-    ids="text null note object string no_instance instance parameters no_message no_content".split(),
+    ids="text null note object string empty no_instance instance parameters no_message message no_content".split(),
 )
-def test_wrong_values_are_left_out_with_a_warning(section: Any, kept: Any, says: str) -> None:
+def test_wrong_values_are_left_out_with_a_warning(section: Any) -> None:
     warnings: list[str] = []
-    assert read_playground({"playground": section}, warnings.append) == kept
-    assert len(warnings) == 1 and warnings[0].startswith(f"config.json: {says}")
+    assert read_playground({"playground": section}, warnings.append) == ("", [])
+    assert len(warnings) == 1 and warnings[0].startswith("config.json: playground has no effect: expected an object")
 
 
 def test_examples_of_another_task_do_not_fit() -> None:
@@ -60,7 +63,14 @@ def test_the_demo_models_tell_their_true_size(model: str) -> None:
     folder = default_model_repository() / model
     warnings: list[str] = []
     note, examples = read_playground(json.loads((folder / "config.json").read_text()), warnings.append)
-    assert warnings == [] and len(examples) >= 2 and note is not None
+    assert warnings == [] and len(examples) >= 2
     told = re.match(r"A toy model of (\d+) thousand parameters, trained on ", note)
     assert told is not None
     assert 0.75 < int(told[1]) * 4000 / (folder / "1" / "model.onnx").stat().st_size < 1
+
+
+def test_every_task_has_a_picture_and_a_purpose() -> None:
+    drawn = (PLAYGROUND.folder / "tasks.svg").read_text()
+    told = (PLAYGROUND.folder / "overview.js").read_text()
+    for task, _ in ALL_TASKS:
+        assert f'<g id="{task.name}"' in drawn and f'\n  {task.name}: "' in told

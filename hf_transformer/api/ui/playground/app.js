@@ -66,11 +66,11 @@ function showParts({ main = false, overview = false }) {
   $("overview").hidden = !overview;
 }
 
-function showLinks({ documentation, docs }, version) {
+function showLinks(links, version) {
   $("version").textContent = `hf_transformer ${version}`;
-  for (const [id, address] of [["documentation", documentation], ["docs", docs && `.${docs}`]]) {
-    $(id).hidden = !address;
-    if (address) $(id).href = address;
+  for (const [name, address] of Object.entries(links)) {
+    $(name).hidden = false;
+    $(name).href = address.replace(/^\//, "./"); // relative, as in request()
   }
 }
 
@@ -401,6 +401,7 @@ $("stop").onclick = () => {
   running?.abort();
   $("run").focus();
 };
+$("all").href = "?";
 $("model").onchange = () => go(linkTo($("model").value));
 document.onclick = (event) => {
   const link = event.target.closest("a[href^='?']");
