@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -27,6 +30,13 @@ async def test_a_text_is_as_long_as_both_the_flag_and_the_model_allow(flag: int,
         build = PipelineBuilder(options, loaded, ScriptedPredictor(), Metrics().of("bert"), executor)
         pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 8))
     assert pipeline.tokenizer.max_length == 8
+
+
+def test_a_wrong_playground_in_config_json_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"], "playground": ["Small."]}))
+    load_model(config(f"--model_dir={tmp_path}"))
+    assert [message.partition(":")[0] for message in caplog.messages] == ["config.json"]
 
 
 async def test_one_request_is_admitted_under_any_limit_of_bytes_in_flight() -> None:

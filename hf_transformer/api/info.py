@@ -9,7 +9,9 @@ Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, metadata
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -25,6 +27,7 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.sampling import STRUCTURED
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.labels import read_labels
+from hf_transformer.tasks.playground import fits, read_playground
 from hf_transformer.types.request import Json
 
 LIMITS = (
@@ -44,6 +47,7 @@ class InfoSettings:
         limits: the values of the flags in LIMITS.
         grpc_port: None if gRPC is disabled or the system chooses the port.
         examples: returns example requests for a model.
+        links: pages about the service by name: paths, and the address of the documentation.
     """
 
     limits: Mapping[str, int]
@@ -51,6 +55,7 @@ class InfoSettings:
     grpc_port: int | None
     tokenizer_threads: int
     examples: Callable[[Model], Sequence[Json]]
+    links: Mapping[str, str]
 
 
 def routes(service: Service, settings: InfoSettings) -> list[Route]:
@@ -59,7 +64,8 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
 
     async def show(request: Request) -> JsonResponse:
         """The fields of the only model or of ?model=NAME, and the list of all models."""
-        name, about = request.query_params.get("model"), await describe_models(models)
+        name = request.query_params.get("model")
+        about = {**await describe_models(models), "links": settings.links}
         if name is None and len(models.names) != 1:
             return JsonResponse({"version": __version__, **about})
         model = models.find(models.names[0] if name is None else name)
@@ -97,8 +103,30 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
         **({"generation": _generation_fields(model)} if isinstance(model, GenerativeModel) else {}),
         "limits": settings.limits,
         "protocols": _protocols(model, settings) if model.has_predictor else {},
-        "examples": settings.examples(model) if model.has_predictor else [],
+        **_playground_fields(model, settings),
+        "links": settings.links,
     }
+
+
+def _playground_fields(model: Model, settings: InfoSettings) -> dict[str, Json]:
+    """The examples in the model's config.json, else those of its task, and the note about the model."""
+    note, examples = read_playground(model.task.settings.model_config)
+    chats = isinstance(model, GenerativeModel) and model.chat_template is not None
+    fitting = [example for example in examples if fits(example, model.task.parameters, chats=chats)]
+    own = [{"summary": f"example {number}", "value": example} for number, example in enumerate(fitting, 1)]
+    found = (own or settings.examples(model)) if model.has_predictor else []
+    return {"examples": found, **({"note": note} if note else {})}
+
+
+def find_links(*, docs: bool) -> dict[str, str]:
+    """The addresses of the service's health, /docs, if it is enabled, and Documentation in the package's metadata."""
+    links = {"health": "/v2/health/ready", **({"docs": "/docs"} if docs else {})}
+    with suppress(PackageNotFoundError):
+        for entry in metadata("hf-transformer").get_all("Project-URL", []):
+            label, _, address = entry.partition(",")
+            if label.strip().lower() == "documentation":
+                links["documentation"] = address.strip()
+    return links
 
 
 def _protocols(model: Model, settings: InfoSettings) -> dict[str, Json]:

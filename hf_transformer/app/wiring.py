@@ -51,6 +51,7 @@ from hf_transformer.tasks.base import (
 )
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.causal_rerank import CausalRerank
+from hf_transformer.tasks.playground import read_playground
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
 from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import Rerank
@@ -202,6 +203,7 @@ def _warn(config: Config, task: type[Servable], settings: TaskSettings) -> None:
         logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
     for flag in flags_without_effect(task, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
+    read_playground(settings.model_config, logger.warning)
 
 
 def reranker_class(model_config: Mapping[str, Json], sentences: SentenceTransformers | None) -> type[Servable]:

@@ -114,8 +114,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     add(
         "task",
         Converter("NAME", "a task", lambda text: task_name(text, ALL)),
-        default="fill_mask",
-        help="the task to show, a value of --task of hf-transformer serve, or all of them in one service [fill_mask]",
+        help="the task to show, a value of --task of hf-transformer serve, or all of them in one service [fill_mask; "
+        "with --model_dir that of its config.json]",
+    )
+    add(
+        "model_dir",
+        type=Path,
+        metavar="PATH",
+        help="show your own model: a folder of hf-transformer export, or of Triton's repository with the tokenizer",
     )
     add(
         "http_port",
@@ -134,12 +140,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     add(
         "model_repository",
         type=Path,
-        default=default_model_repository(),
         metavar="PATH",
         help="Triton model repository with the task's model and its tokenizer, such as bert [the demo models]",
     )
     add("once", action="store_true", help="exit after the answer")
-    return parser.parse_args(argv)
+    settings = parser.parse_args(argv)
+    if settings.model_dir is None:
+        settings.task = settings.task or "fill_mask"
+        settings.model_repository = settings.model_repository or default_model_repository()
+    elif settings.task == ALL or settings.model_repository is not None:
+        flag = "--model_repository" if settings.model_repository is not None else f"--task={ALL}"
+        parser.error(f"--model_dir shows one model, so it contradicts {flag}")
+    return settings
 
 
 def add_triton_environment(parser: FlagParser, environ: Mapping[str, str]) -> None:
@@ -187,14 +199,21 @@ def demonstrate(
     ``folder`` receives the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the
     service does not start, does not answer or exits.
     """
-    examples = list(EXAMPLES) if settings.task == ALL else [settings.task]
+    repository = settings.model_repository
+    if settings.model_dir is not None:
+        own = own_entry(settings.model_dir.expanduser().resolve(), settings.task)
+        repository, entries, models = Path(own["model_dir"]).parent, [own], [own["model_name"]]
+    else:
+        tasks = list(EXAMPLES) if settings.task == ALL else [settings.task]
+        entries = [entry(task, repository) for task in tasks]
+        models = sorted({EXAMPLES[task].model for task in tasks})
     say("Starting Triton ...")
     with LocalTriton(
-        settings.model_repository,
+        repository,
         environment=settings.triton_environment,
-        models=sorted({EXAMPLES[task].model for task in examples}),
+        models=models,
         # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
-        options=["--disable-auto-complete-config"] if settings.model_repository == default_model_repository() else (),
+        options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
         environ=environ,
         log=folder / "triton.log",
         interrupted=interrupted,
@@ -211,24 +230,24 @@ def demonstrate(
             f"--predictor_protocol={settings.predictor_protocol}",
             *("--enable_playground", "--enable_docs_url"),
         ]
-        if settings.task == ALL:
+        if len(entries) > 1:
             file = folder / "models.json"
-            file.write_text(json.dumps([entry(task, settings.model_repository) for task in EXAMPLES], indent=2))
+            file.write_text(json.dumps(entries, indent=2))
             flags.append(f"--models={file}")
         else:
-            own = entry(settings.task, settings.model_repository)
-            flags += [f"--{name}={value}" for name, value in own.items()]
+            flags += [f"--{name}={value}" for name, value in entries[0].items()]
         ports = {"http_port": port, "grpc_port": grpc_port}
         with service_running(flags, environ, folder / "service.log", **ports, interrupted=interrupted) as service:
             say(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
             )
-            for task in examples:
-                ask(port, EXAMPLES[task])
+            examples = [own_example(port, models[0])] if settings.model_dir else [EXAMPLES[task] for task in tasks]
+            for example in examples:
+                ask(port, example)
             if settings.once:
                 return
-            example = EXAMPLES[examples[0]]
+            example = examples[0]
             say(f"\nTry it in a browser at http://{HOST}:{port}/, or with curl:")
             say(f"curl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
             say(f"Logs: {folder}/service.log, {folder}/triton.log\nServing until Ctrl-C.")
@@ -245,6 +264,30 @@ def entry(task: str, repository: Path) -> dict[str, str]:
     name = {"model_name": example.name, **({} if example.name == example.model else {"predictor_model": example.model})}
     flags = dict(flag.removeprefix("--").split("=", 1) for flag in example.flags)
     return {**name, "model_dir": str(repository.absolute() / example.model), "task": task, **flags}
+
+
+def own_entry(folder: Path, task: str | None) -> dict[str, str]:
+    """The flags of the user's model. Raises LoadError for a folder that Triton or the service can't use."""
+    from hf_transformer.tokenizer.model_files import find_model_files  # needs libraries, and parse() does not
+
+    where = f"--model_dir={folder}"
+    if not folder.is_dir():
+        raise LoadError(f"{where}: there is no such folder")
+    if not (folder / "config.pbtxt").is_file():
+        inner = ", ".join(sorted(path.parent.name for path in folder.glob("*/config.pbtxt")))
+        hint = f"hf-transformer export --model_id={folder} --output=model_repository writes a folder with one"
+        raise LoadError(f"{where} has no config.pbtxt: {f'name one of its models, {inner}' if inner else hint}")
+    if not any(path.name.isdigit() and any(path.iterdir()) for path in folder.iterdir() if path.is_dir()):
+        raise LoadError(f"{where} has no version of the model, such as 1/model.onnx")
+    find_model_files(None, str(folder))
+    return {"model_name": folder.name, "model_dir": str(folder), **({} if task is None else {"task": task})}
+
+
+def own_example(port: int, model: str) -> Example:
+    """The first request among the examples of a model, its own or those of its task."""
+    examples = json.loads(exchange(port, f"/v1/models/{model}/info")[1])["examples"]
+    request = next(example["value"] for example in examples if "instances" in example["value"])
+    return Example(model, request["instances"][0], request.get("parameters", {}))
 
 
 def free_port(wanted: int) -> int:

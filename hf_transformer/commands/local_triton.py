@@ -39,6 +39,10 @@ HINTS = {
         "make the environment with a Python that was built with --enable-shared."
     ),
     "version `GLIBC_": "This tritonserver needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04).",
+    "unable to find backend library": (
+        "This tritonserver does not have the model's backend. For the Python backend: hf-transformer export "
+        "--backend=python."
+    ),
     "No module named 'onnxruntime'": "Install onnxruntime in the environment that Triton runs in.",
 }
 """Remedies by text in Triton's log."""

@@ -23,6 +23,7 @@ import torch
 from capitals import FACTS, FILLER, MAIN_TEMPLATE, TEMPLATES
 from demo_tokenizer import MAX_LENGTH, VOCABULARY_SIZE, build_tokenizer, save_tokenizer
 from export_onnx import export_models
+from playground_texts import write_playground
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer, set_seed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -218,6 +219,7 @@ def main() -> None:
     save_tokenizer(tokenizer, model_folder)
     model.config.save_pretrained(model_folder)
     export_models(model, model_folder / "1/model.onnx", root / "tests/model_repository/bert_masked/1/model.onnx")
+    write_playground(model_folder)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import generation_sentences as worlds
 import torch
 from generation_onnx import CausalWithPast, EncoderDecoder, export
 from generation_tokenizers import END, IM_END, byte_level_bpe, save, unigram
+from playground_texts import write_playground
 from transformers import (
     GenerationConfig,
     GPT2Config,
@@ -166,6 +167,7 @@ def make_gpt2(root: Path) -> list[str]:
     folder = root / "deploy/model_repository/gpt2"
     write(model, tokenizer, folder)
     export(CausalWithPast(model), folder / "1/model.onnx")
+    write_playground(folder)
     return check_gpt2(model, tokenizer)
 
 
@@ -194,6 +196,7 @@ def make_t5(root: Path) -> list[str]:
     folder = root / "deploy/model_repository/t5"
     write(model, tokenizer, folder)
     export(EncoderDecoder(model), folder / "1/model.onnx")
+    write_playground(folder)
     return check_t5(model, tokenizer)
 
 

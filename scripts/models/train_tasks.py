@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from playground_texts import write_playground
 from task_folders import files_of, link_tokenizer, repository_of, write_configs, write_sentence_transformers
 from task_models import MODELS, TaskModel, new_model
 from task_onnx import export
@@ -43,6 +44,7 @@ def make(spec: TaskModel, tokenizer: PreTrainedTokenizerBase, root: Path) -> Non
     if spec.learns == "meanings":
         export(spec, model, repository_of("minibert_pooled", root) / "1/model.onnx", pooled=True)
         write_sentence_transformers(root, spec, model.config)
+    write_playground(folder)
 
 
 def main() -> None:

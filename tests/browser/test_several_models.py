@@ -1,4 +1,5 @@
-"""The playground of a service with several models: the chooser, links to a model, models that are not ready."""
+"""The playground of a service with several models: the overview, the chooser, links to a model, models that are not
+ready."""
 
 from __future__ import annotations
 
@@ -45,6 +46,9 @@ OPTIONS = [
     f"{ABSENT} · fill mask · not ready",
 ]
 
+BERT = "/playground?model=bert"
+CARDS = ["bert", "sentiment", "gpt2", "gpt2_vllm", "minibert_mean", LATE, ABSENT]
+
 Start = Callable[[list[dict[str, Any]]], Service]
 
 
@@ -88,19 +92,97 @@ def choose(page: Playground, model: str) -> None:
     page.page.get_by_role("heading", name=model, exact=True).wait_for()
 
 
+def show_all(page: Playground) -> None:
+    """Goes to the overview."""
+    page.page.goto(f"{page.service.url}/playground")
+    page.page.locator(".models").wait_for()
+
+
+def card(page: Playground, model: str) -> Any:
+    """The card of a model."""
+    return page.page.locator(".models > li", has=page.page.get_by_role("heading", name=model, exact=True))
+
+
 def query(page: Playground) -> str:
     return str(page.page.evaluate("location.search"))
 
 
+def test_all_models_are_cards(page: Playground) -> None:
+    show_all(page)
+    assert page.page.title() == "Playground"
+    assert page.page.locator(".models h2").all_inner_texts() == CARDS
+    assert page.page.locator("main").is_hidden() and page.page.locator("#chooser").is_hidden()
+    text = card(page, "sentiment").inner_text()
+    assert "sequence classification" in text and "Sorts texts into classes" in text and "not ready" not in text
+    assert "not ready" in card(page, ABSENT).inner_text()
+    assert card(page, "gpt2_vllm").locator(".adapters").inner_text() == "shouting"
+    drawn = page.page.evaluate("[...document.querySelectorAll('.picture use')].map((use) => use.getBBox().width)")
+    assert len(drawn) == 7 and min(drawn) > 50, "every picture is there"
+
+
+def test_a_card_leads_to_its_widget_and_back(page: Playground) -> None:
+    show_all(page)
+    page.page.get_by_role("link", name="sentiment").click()
+    page.page.locator("#run").wait_for()
+    assert query(page) == "?model=sentiment"
+    assert page.page.evaluate("document.activeElement.id") == "title"
+    assert page.run() == "POSITIVE, 97.3 %"
+    page.page.get_by_role("link", name="All models").click()
+    page.page.locator(".models").wait_for()
+    assert query(page) == ""
+    page.page.get_by_role("link", name="shouting").click()
+    page.page.get_by_role("heading", name="shouting", exact=True).wait_for()
+    page.page.go_back()
+    page.page.locator(".models").wait_for()
+    assert page.page.locator("main").is_hidden()
+    page.page.go_back()
+    page.page.get_by_role("heading", name="sentiment", exact=True).wait_for()
+    assert page.page.locator(".models").is_hidden()
+
+
+def test_typing_finds_a_model(page: Playground) -> None:
+    show_all(page)
+    find = page.field("Find a model")
+    for typed, found in (
+        ("generation", ["gpt2", "gpt2_vllm"]),
+        ("Mask bert", ["bert", LATE]),  # the absent model has the task, and no such name
+        ("capitals", ["bert"]),
+        ("shout", ["gpt2_vllm"]),
+        ("nothing", []),
+        ("", CARDS),
+    ):
+        find.fill(typed)
+        assert page.page.locator(".models h2:visible").all_inner_texts() == found
+    assert page.page.locator(".find [role=status]").inner_text() == ""
+    find.fill("sequence")
+    assert page.page.locator(".find [role=status]").inner_text() == "1 of 7 models"
+    find.press("Enter")
+    page.page.get_by_role("heading", name="sentiment", exact=True).wait_for()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_overview_is_for_everybody(
+    page_of: Open, service: Service, view: str, request: pytest.FixtureRequest
+) -> None:
+    page = page_of(service, view)
+    show_all(page)
+    for _ in range(3):  # the key, the field, the first card
+        page.page.keyboard.press("Tab")
+    assert page.page.evaluate("document.activeElement.textContent") == "bert"
+    assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
+    if folder := request.config.getoption("--pictures"):
+        page.picture(Path(folder) / f"playground-overview-{view}.webp")
+    assert page.serious_findings() == []
+
+
 def test_the_chooser_lists_models_with_tasks_and_readiness(page: Playground) -> None:
-    page.open()
+    page.open(BERT)
     assert page.page.locator("#model option").all_text_contents() == OPTIONS
     assert page.field("Model").input_value() == "bert"
-    assert query(page) == ""
 
 
 def test_the_chosen_model_answers(page: Playground) -> None:
-    page.open()
+    page.open(BERT)
     assert page.run() == "paris, 99.8 %"
     choose(page, "sentiment")
     assert query(page) == "?model=sentiment"
@@ -119,7 +201,7 @@ def test_the_chosen_model_answers(page: Playground) -> None:
 
 
 def test_a_reload_keeps_the_model(page: Playground) -> None:
-    page.open()
+    page.open(BERT)
     choose(page, "sentiment")
     page.page.reload()
     page.page.locator("#run").wait_for()
@@ -128,7 +210,7 @@ def test_a_reload_keeps_the_model(page: Playground) -> None:
 
 
 def test_back_shows_the_model_before_with_its_input(page: Playground) -> None:
-    page.open()
+    page.open(BERT)
     page.field("Text").fill("The capital of italy is [MASK].")
     choose(page, "sentiment")
     page.page.go_back()
@@ -210,7 +292,7 @@ def test_a_generation_ends_when_another_model_is_chosen(page: Playground) -> Non
 
 
 def test_a_model_that_is_not_ready_says_why(page: Playground) -> None:
-    page.open()
+    page.open(BERT)
     choose(page, ABSENT)
     about = page.page.locator("#about")
     about.get_by_text("is not ready").wait_for()
@@ -224,7 +306,12 @@ def test_a_model_that_is_not_ready_says_why(page: Playground) -> None:
 def test_a_model_is_tried_again_until_it_is_ready(
     page: Playground, page_of: Open, serve: Serve, service: Service
 ) -> None:
-    other = page_of(service).open()
+    other, overview = page_of(service).open(BERT), page_of(service)
+    show_all(overview)
+    assert overview.page.locator("#about").inner_text() == "7 models2 not ready"
+    overview.field("Find a model").fill("bert")
+    card(overview, LATE).get_by_role("link").focus()
+    assert "not ready" in card(overview, LATE).inner_text()
     page.page.goto(f"{service.url}/playground?model={LATE}")
     page.page.get_by_text("is not ready").wait_for()
     serve.load(LATE)
@@ -232,14 +319,20 @@ def test_a_model_is_tried_again_until_it_is_ready(
     assert page.run().startswith("paris")
     other.page.locator("#model option", has_text=LATE).filter(has_not_text="not ready").wait_for(state="attached")
     assert other.page.locator("h1").inner_text() == "bert"
+    card(overview, LATE).filter(has_not_text="not ready").wait_for()
+    assert overview.page.evaluate("document.activeElement.textContent") == LATE, "the focus stays"
+    assert overview.field("Find a model").input_value() == "bert"
+    assert overview.page.locator("#about").inner_text() == "7 models1 not ready"
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_chooser_is_for_everybody(
     page_of: Open, service: Service, view: str, request: pytest.FixtureRequest
 ) -> None:
-    page = page_of(service, view).open()
+    page = page_of(service, view).open(BERT)
     chooser = page.field("Model")
+    page.page.keyboard.press("Tab")
+    assert page.page.evaluate("document.activeElement.id") == "all"
     page.page.keyboard.press("Tab")
     assert page.page.evaluate("document.activeElement.id") == "model"
     page.page.keyboard.press("s")

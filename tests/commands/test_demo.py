@@ -19,7 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE, EXAMPLES, default_model_repository, free_port, parse
+from hf_transformer.commands.demo import (
+    ENVIRONMENT_VARIABLE,
+    EXAMPLES,
+    default_model_repository,
+    free_port,
+    own_entry,
+    parse,
+)
 from hf_transformer.commands.local_triton import (
     HOST,
     SHARED_MEMORY,
@@ -292,6 +299,66 @@ def test_once_prints_the_answer_and_leaves_nothing(
         assert answer == ANSWER if task == "fill_mask" else ANSWERS[task] in answer
         assert [member for session in sessions for member in session_members(session)] == []
         assert running.left_behind() == []
+
+
+@pytest.fixture
+def own_model(tmp_path: Path) -> Path:
+    """A folder as hf-transformer export writes it, outside of any repository with other models."""
+    folder = tmp_path / "own" / "mine"
+    shutil.copytree(default_model_repository() / "nli", folder)
+    (folder / "config.pbtxt").write_text((folder / "configs" / "python.pbtxt").read_text().replace("nli", "mine"))
+    shutil.rmtree(folder / "configs")
+    config = json.loads((folder / "config.json").read_text())
+    del config["playground"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "request_body", "answer"),
+    [
+        ([], '{"instances": ["The hotel was wonderful."]}', '{"predictions":['),
+        (["--task=zero-shot-classification"], '{"instances": ["The team won the match."], "parameters":', '["sport",'),
+    ],
+    ids=["task of config.json", "another task"],
+)
+def test_an_own_model_is_shown(
+    tmp_path: Path, own_model: Path, flags: list[str], request_body: str, answer: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with demo(temporary, f"--model_dir={own_model}", "--once", *flags) as running:
+        assert running.end() == 0, running.output
+        lines = running.output.splitlines()
+        asked = lines.index("Request: POST /v1/models/mine:predict")
+        assert lines[asked + 1].startswith(request_body)
+        assert lines[asked + 2] == "Answer:" and answer in lines[asked + 3]
+        assert running.left_behind() == []
+
+
+def test_an_unfit_folder_is_refused_with_a_remedy(tmp_path: Path, own_model: Path) -> None:
+    assert own_entry(own_model, "ner") == {"model_name": "mine", "model_dir": str(own_model), "task": "ner"}
+    with pytest.raises(LoadError, match=r"there is no such folder"):
+        own_entry(tmp_path / "missing", None)
+    with pytest.raises(LoadError, match=r"has no config\.pbtxt: name one of its models, mine$"):
+        own_entry(own_model.parent, None)
+    (own_model / "tokenizer.json").unlink()
+    with pytest.raises(LoadError, match=r"no tokenizer files in .*mine"):
+        own_entry(own_model, None)
+    shutil.rmtree(own_model / "1")
+    with pytest.raises(LoadError, match=r"has no version of the model, such as 1/model\.onnx"):
+        own_entry(own_model, None)
+    (own_model / "config.pbtxt").unlink()
+    with pytest.raises(LoadError, match=r"has no config\.pbtxt: hf-transformer export --model_id=.*/mine --output"):
+        own_entry(own_model, None)
+
+
+@pytest.mark.parametrize("flag", ["--task=all", "--model_repository=other"])
+def test_an_own_model_is_the_only_one(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--model_dir=mine", flag], {})
+    assert ended.value.code == 2
+    assert f"--model_dir shows one model, so it contradicts {flag.removesuffix('=other')}" in capsys.readouterr().err
 
 
 def test_every_task_has_an_example() -> None:

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 import hf_transformer
 from hf_transformer.api.call import TRITON_PARAMETERS
+from hf_transformer.api.info import find_links
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.long_texts import WINDOWS
 from tests.integration.conftest import ROOT, Serve, refused
@@ -313,10 +314,12 @@ def test_errors_are_as_the_document_describes_them(service: Service, document: d
 
 
 def info(serve: Serve, model: str, *flags: str) -> dict[str, Any]:
-    """Its examples, which are those of /openapi.json, are requests."""
+    """Its examples, which are its own or those of /openapi.json, are requests."""
     service = serve(model, "v2", *flags)
     found: dict[str, Any] = service.client.get(f"/v1/models/{model}/info").json()
-    assert service.post(found["examples"][0]["value"]).status_code == 200
+    for example in found["examples"]:
+        if "instances" in example["value"]:
+            assert service.post(example["value"]).status_code == 200
     return found
 
 
@@ -329,6 +332,23 @@ def test_info_about_entities_has_labels_and_forms(serve: Serve) -> None:
     assert [found[form] for form in forms] == ["first", "pipeline", "truncate"]
     assert found["limits"]["max_instances"] == 7
     assert (found["protocols"]["v1"], found["protocols"]["openai"]) == ("/v1/models/ner:predict", [])
+
+
+def test_info_has_the_models_own_note_and_examples_that_fit_its_task(serve: Serve) -> None:
+    found = info(serve, "nli", "--task=zero_shot_classification", "--enable_docs_url")
+    assert found["note"].startswith("A toy model of 51 thousand parameters")
+    labels = [example["value"]["parameters"]["candidate_labels"] for example in found["examples"]]
+    assert labels == [
+        ["politics", "sport", "cooking"],
+        ["politics", "sport", "cooking"],
+        ["cooking", "travel", "music"],
+    ]
+    assert found["links"].items() >= {"health": "/v2/health/ready", "docs": "/docs"}.items()
+    other = info(serve, "nli", "--task=sequence_classification")
+    assert [example["summary"] for example in other["examples"]] == ["as KServe", "as a pipeline", "a pair"]
+    assert other["note"] == found["note"] and "docs" not in other["links"]
+    chats = [example["value"] for example in info(serve, "gpt2")["examples"] if "messages" in example["value"]]
+    assert chats[0] == {"messages": [{"role": "user", "content": "What is the capital of france?"}]}
 
 
 def test_info_has_the_fields_of_each_task(serve: Serve) -> None:
@@ -382,4 +402,5 @@ def test_info_has_the_names_of_text_embeddings_inference(serve: Serve, model: st
         "auto_truncate": not flags,
         "version": hf_transformer.__version__,
         "models": [{"name": model, "task": task, "ready": True, "aliases": [], "adapters": []}],
+        "links": find_links(docs=False),
     }

@@ -1,5 +1,6 @@
 // The page around a widget: finds the model, runs what the widget asks for, and shows tokens, times and the request.
 
+import { Exchanges, asked } from "./exchange.js";
 import { Form } from "./form.js";
 import { $, Failure, apiKey, el, plural, request, short, vars } from "./lib.js";
 import { snippets } from "./snippets.js";
@@ -22,6 +23,7 @@ async function start() {
   try {
     const { models } = await ask("/v1/models");
     chosen = models.length === 1 ? { name: models[0] } : await offer();
+    if (chosen.all) return turn === startTurn && showOverview(chosen.all);
     if (chosen.reason) throw new Failure(chosen.reason);
     found = await ask(`/v1/models/${chosen.of ?? chosen.name}/info`);
     module = await import(`./${found.generation ? "generation" : found.task}.js`);
@@ -53,8 +55,23 @@ function show(model, itsWidget) {
   form.set(forms.get(info.name)?.values);
   forms.set(info.name, form);
   restore();
-  document.querySelector("main").hidden = $("link").hidden = false;
+  showLinks(info.links, info.server.version);
+  $("note").textContent = info.note ?? "";
+  showParts({ main: true });
   changed();
+}
+
+function showParts({ main = false, overview = false }) {
+  document.querySelector("main").hidden = $("link").hidden = !main;
+  $("overview").hidden = !overview;
+}
+
+function showLinks(links, version) {
+  $("version").textContent = `hf_transformer ${version}`;
+  for (const [name, address] of Object.entries(links)) {
+    $(name).hidden = false;
+    $(name).href = address.replace(/^\//, "./"); // relative, as in request()
+  }
 }
 
 /** Ends what goes on for the model before. What it still writes goes into elements that are not shown. */
@@ -65,12 +82,13 @@ function leave() {
   tokenTurn++;
   for (const id of ["fields", "status", "error", "times", "token-list"]) $(id).replaceChildren();
   $("out").replaceWith(emptyOut.cloneNode(true));
+  exchanges.clear("A run shows here what the service answers, as it came.");
   $("stop").hidden = true;
 }
 
 function showProblem(failure, chosen) {
   leave();
-  document.querySelector("main").hidden = $("link").hidden = true;
+  showParts({});
   if (chosen?.reason) document.title = $("title").textContent = chosen.name;
   // The same text again would be read aloud again.
   if ($("about").textContent !== failure.message) $("about").textContent = failure.message;
@@ -78,24 +96,58 @@ function showProblem(failure, chosen) {
   else startTimer = setTimeout(start, 2000);
 }
 
-// Several models: the query of the address names the one that is shown.
+// Several models: the query of the address names the one that is shown. Without it all of them are.
 
 const linkTo = (model) => `?${new URLSearchParams({ model })}`;
 
-/** Fills the chooser. Returns the chosen model or adapter, with a reason if it can't be shown. */
+async function showOverview(all) {
+  const { overview } = await import("./overview.js");
+  leave();
+  showParts({ overview: true });
+  $("chooser").hidden = true;
+  document.title = $("title").textContent = "Playground";
+  const models = all.filter(({ of }) => !of);
+  const waiting = models.filter(({ ready }) => !ready).length;
+  const about = [plural(models.length, "model"), waiting ? `${waiting} not ready` : ""].filter(Boolean);
+  $("about").replaceChildren(...about.map((fact) => el("span", {}, fact)));
+  overview($("overview"), all, words);
+}
+
+function go(address) {
+  history.pushState(null, "", address);
+  start();
+}
+
+/** Looks again at which models are ready. */
+async function offerAgain() {
+  const turn = startTurn;
+  try {
+    const { all } = await offer();
+    if (all && turn === startTurn) await showOverview(all);
+  } catch (failure) {
+    if (turn === startTurn && !$("overview").hidden) $("about").textContent = failure.message;
+  }
+}
+
+/**
+ * Fills the chooser. Returns the chosen model or adapter, with a reason if it can't be shown, or all of them if none
+ * is chosen. The input of a link without a model is for the first one.
+ */
 async function offer() {
   clearTimeout(offerTimer);
-  offerTimer = setTimeout(() => offer().catch(() => {}), 5000);
-  const { models } = await ask("/info");
+  offerTimer = setTimeout(offerAgain, 5000);
+  const { models, links, version } = await ask("/info");
+  showLinks(links, version);
   const all = models.flatMap((model) => [model, ...(model.adapters ?? []).map((name) => ({ ...model, name, of: model.name }))]);
   const labels = all.map(({ name, task, of, ready }) =>
     [name, task && words(task), of && `adapter of ${of}`, ready ? "" : "not ready"].filter(Boolean).join(" · "));
+  const wanted = all.length === 1 ? all[0].name : new URLSearchParams(location.search).get("model");
+  if (wanted === null && all.length && location.hash.length < 2) return { all };
   if (all.every(({ ready }) => ready)) clearTimeout(offerTimer);
   if (labels.join() !== Array.from($("model").options, ({ text }) => text).join()) {
     $("model").replaceChildren(...all.map(({ name }, at) => el("option", { value: name }, labels[at])));
   }
   $("chooser").hidden = all.length < 2;
-  const wanted = all.length === 1 ? all[0].name : new URLSearchParams(location.search).get("model");
   const chosen = wanted === null ? all[0] : all.find(({ name, aliases }) => [name, ...(aliases ?? [])].includes(wanted));
   $("model").value = chosen?.name;
   return chosen ?? { name: wanted ?? "Playground", reason: `There is no model ${wanted ?? "yet"}.` };
@@ -120,15 +172,18 @@ const pageOf = (info, form) => ({
 function fillExamples() {
   const known = new Map();
   for (const { summary, value } of info.examples) {
-    const values = widget.example(value, info);
+    let values;
+    try {
+      values = widget.example(value, info);
+    } catch { /* the model's own example has another form */ }
     const name = JSON.stringify(values);
-    if (values && !known.has(name)) known.set(name, { summary, values });
+    if (values && !known.has(name)) known.set(name, { summary, values, text: asked(value) });
   }
   const found = [...known.values()];
   const defaults = form.values;
   const use = (index) => form.set({ ...defaults, ...found[index].values });
   if (found.length) use(0);
-  const labels = found.map(({ values }) => short(Object.values(values).flat().find((value) => value && value.length) ?? "", 28));
+  const labels = found.map(({ text }) => short(text, 28));
   $("examples").replaceChildren(...found.map(({ summary }, at) =>
     el("option", { value: at }, labels.indexOf(labels[at]) < at ? `${labels[at]} (${summary})` : labels[at])));
   $("examples").hidden = found.length < 2;
@@ -177,6 +232,7 @@ async function run() {
   $("times").replaceChildren();
   $("stop").hidden = false;
   $("out").ariaBusy = "true";
+  exchanges.watch(own.signal, info.name, values);
   page.say("Running …");
   if ($("result").getBoundingClientRect().top > innerHeight - 150) $("result").scrollIntoView();
   try {
@@ -305,6 +361,16 @@ function showRequest() {
   $("code").replaceChildren(el("code", {}, found[tab][1]));
 }
 
+const exchanges = new Exchanges(copy, (model, values) => {
+  if (model === info.name) {
+    form.set(values);
+    changed();
+  } else {
+    forms.set(model, { values });
+    go(linkTo(model));
+  }
+});
+
 // The key
 
 function askForKey() {
@@ -335,9 +401,15 @@ $("stop").onclick = () => {
   running?.abort();
   $("run").focus();
 };
-$("model").onchange = () => {
-  history.pushState(null, "", linkTo($("model").value));
-  start();
+$("all").href = "?";
+$("model").onchange = () => go(linkTo($("model").value));
+document.onclick = (event) => {
+  const link = event.target.closest("a[href^='?']");
+  if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  go(link.getAttribute("href"));
+  scrollTo(0, 0);
+  $("title").focus();
 };
 window.onpopstate = start;
 $("copy").onclick = () => copy($("copy"), $("code").textContent);

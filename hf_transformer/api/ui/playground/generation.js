@@ -98,7 +98,8 @@ export default {
     form.set({ message: "What is the capital of france?" });
   },
 
-  example({ instances: [given] }, { generation }) {
+  example({ instances: [given] = [], messages }, { generation }) {
+    if (messages) return { mode: CHAT, messages: messages.slice(0, -1), message: messages.at(-1).content };
     return { prompt: given.text ?? given, mode: generation.chat ? CHAT : COMPLETION };
   },
 

@@ -109,10 +109,11 @@ export class Failure extends Error {
 const KEY = "hf_transformer.key";
 export const apiKey = { get: () => sessionStorage.getItem(KEY) ?? "", set: (key) => sessionStorage.setItem(KEY, key) };
 
-/** A request to the service, by a path that begins with a slash; its response. Throws Failure. */
+/** A request to the service, by a path that begins with a slash; its response. Throws Failure. Tells the signal. */
 export async function request(path, body, signal) {
   const headers = body ? { "content-type": "application/json" } : {};
   if (apiKey.get()) headers["x-api-key"] = apiKey.get();
+  const began = performance.now();
   let response;
   try {
     // Relative to the page, which a proxy may serve under a path of its own.
@@ -120,6 +121,7 @@ export async function request(path, body, signal) {
   } catch (error) {
     throw error.name === "AbortError" ? error : new Failure("The service can't be reached.");
   }
+  signal?.dispatchEvent(new CustomEvent("response", { detail: { path, body, response, began } }));
   if (response.ok) return response;
   const text = await response.text();
   let said = text;
