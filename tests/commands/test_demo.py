@@ -462,7 +462,7 @@ def test_flags_are_read_without_any_library() -> None:
     ],
 )
 def test_the_script_checks_before_it_installs(tmp_path: Path, newer: bool, code: int, says: str) -> None:
-    for name in ("bash", "dirname", "paste", "sed", "uniq"):
+    for name in ("bash", "dirname", "paste", "uniq"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     python = tmp_path / "python3"
     python.write_text(
