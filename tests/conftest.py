@@ -15,12 +15,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--triton",
         choices=("24.10", "26"),
         default="24.10",
-        help="26 answers as Triton 26.x does (tests/support/triton_26.py)",
+        help="26 answers as Triton 26.x does (tests/support/triton_26.py), for the tests with a Triton only",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests of the other Triton."""
-    left_out = {"24.10": "only_triton_26", "26": "only_triton_24"}[config.getoption("--triton")]
-    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(left_out)])
-    items[:] = [item for item in items if not item.get_closest_marker(left_out)]
+    """Leaves out the tests of the other Triton; with ``--triton=26`` also those without any, which run in the suite of
+    24.10 already."""
+    newer = config.getoption("--triton") == "26"
+
+    def runs(item: pytest.Item) -> bool:
+        if item.get_closest_marker("only_triton_24" if newer else "only_triton_26"):
+            return False
+        uses_triton = "triton" in getattr(item, "fixturenames", ()) or item.get_closest_marker("only_triton_26")
+        return not newer or bool(uses_triton)
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
+    items[:] = [item for item in items if runs(item)]

@@ -26,7 +26,7 @@ from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.sampling import STRUCTURED
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
-from hf_transformer.tasks.labels import read_labels
+from hf_transformer.tasks.labels import read_labels, score_label
 from hf_transformer.tasks.playground import fits, read_playground
 from hf_transformer.types.request import Json
 
@@ -147,7 +147,9 @@ def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
         return {"mask_token": task.vocabulary.mask_token}
     if name == "text_embedding":
         files = task.sentence_transformers or SentenceTransformers()
-        return {"pooling": files.pooling, "prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
+        # Sparse vectors and vectors of tokens are not pooled by 1_Pooling, whatever the files have.
+        pooling = () if files.sparse or files.late_interaction else files.pooling
+        return {"pooling": pooling, "prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
     if name == "sequence_classification":
         config = task.model_config
         return {"labels": read_labels(config), "problem_type": config.get("problem_type")}
@@ -199,9 +201,9 @@ def _as_tei_type(kind: str, task: TaskSettings) -> dict[str, Json]:
         files = task.sentence_transformers or SentenceTransformers()
         if files.sparse is not None:
             return {"pooling": "splade"}
-        pooling = files.pooling
+        pooling = () if files.late_interaction else files.pooling
         return {"pooling": TEI_POOLING[pooling[0]]} if len(pooling) == 1 and pooling[0] in TEI_POOLING else {}
-    labels = read_labels(task.model_config)
+    labels = (score_label(task.model_config),) if kind == "reranker" else read_labels(task.model_config)
     return {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},

@@ -33,6 +33,13 @@ def read_labels(model_config: Mapping[str, Json]) -> tuple[str, ...]:
     return tuple(names[index] for index in range(len(names)))
 
 
+def score_label(model_config: Mapping[str, Json]) -> str:
+    """The label of a reranker's score. The score of a causal or an embedding model belongs to no label, and has the
+    name that transformers gives a single label."""
+    labels = read_labels(model_config)
+    return labels[0] if len(labels) == 1 else "LABEL_0"
+
+
 def labels_axis(count: int) -> Axis:
     """The labels axis of an output."""
     why = f"config.json names {count} label{'s' * (count > 1)} (id2label)"

@@ -334,6 +334,13 @@ def test_score_takes_one_to_several_or_pairs(serve: Serve) -> None:
     assert close(answer(service, "/score", {"text_1": QUERY, "text_2": DOCUMENTS[1]})["data"][0]["score"], scores[1])
     logits = answer(service, "/score", {"text_1": QUERY, "text_2": DOCUMENTS, "use_activation": False})["data"]
     assert close([1 / (1 + exp(-item["score"])) for item in logits], scores)
+    query = {"content": [{"type": "text", "text": QUERY}]}
+    documents = [{"content": [{"type": "text", "text": one}]} for one in DOCUMENTS[:2]]
+    parts = answer(service, "/score", {"queries": query, "documents": [*documents, DOCUMENTS[2]]})
+    assert close([item["score"] for item in parts["data"]], scores)
+    assert close(answer(service, "/score", {"data_1": QUERY, "data_2": documents[1]})["data"][0]["score"], scores[1])
+    ranks = answer(service, "/v1/rerank", {"query": query, "documents": [*documents, DOCUMENTS[2]]})["results"]
+    assert close([one["relevance_score"] for one in ranks], sorted(scores, reverse=True))
     cut = answer(service, "/score", {"text_1": QUERY, "text_2": [LONG], "max_tokens_per_query": 2})
     assert cut["data"] != answer(service, "/score", {"text_1": QUERY, "text_2": [LONG]})["data"]
 
@@ -343,6 +350,9 @@ SCORE_WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"text_1": "a", "text_2": "b", "queries": "c"}, "body", "got queries and text_1 and text_2"),
     ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2", "one text for each of the 2 in text_1, got 1"),
     ({"text_1": "a", "text_2": ["b", 1]}, "text_2[1]", "expected a string"),
+    ({"text_1": {"content": [{"type": "image_url"}]}, "text_2": "b"}, "text_1.content[0].type", 'expected "text"'),
+    ({"text_1": "a", "text_2": ["b", {"content": []}]}, "text_2[1].content", "expected a list"),
+    ({"text_1": {"image": "a"}, "text_2": "b"}, "text_1", "expected a string"),
     ({"text_1": "a", "text_2": ["b", LONG], "truncate": "NONE"}, "text_2[1]", "must not be truncated"),
     ({"text_1": "a", "text_2": LONG, "truncate": "NONE"}, "text_2", "must not be truncated"),
     ({"text_1": ["a", "b"], "text_2": ["b", LONG], "truncate": "NONE"}, "text_2[1]", "must not be truncated"),
@@ -375,6 +385,20 @@ def test_classify_has_all_probabilities_in_the_order_of_the_labels(serve: Serve)
     assert error["param"] == "input[0]" and "token ids" in error["message"]
     error = answer(service, "/pooling", {"input": TEXTS, "task": "embed"}, 400)["error"]
     assert error["param"] == "task"
+    for name, value in (("dimensions", 2), ("normalize", True)):
+        error = answer(service, "/pooling", {"input": TEXTS, name: value}, 400)["error"]
+        assert error["param"] == name and "no value for a model of sequence_classification" in error["message"]
+
+
+def test_pooling_s_vectors_have_a_length_of_one_unless_normalize_is_false(serve: Serve) -> None:
+    service = serve("minibert_mean")
+    for name in ("normalize", "use_activation"):
+        for value in (True, False):
+            found = [one["data"] for one in answer(service, "/pooling", {"input": TEXTS, name: value})["data"]]
+            assert close(found, service.predict(TEXTS, {"normalize": value}))
+            assert close(np.linalg.norm(found, axis=1), 1) is value
+    error = answer(service, "/pooling", {"input": TEXTS, "normalize": True, "use_activation": True}, 400)["error"]
+    assert "they mean the same" in error["message"]
 
 
 def test_pooling_of_token_vectors(serve: Serve) -> None:

@@ -261,6 +261,29 @@ def test_a_broken_body_and_a_method_have_the_original_s_form(serve: Serve) -> No
     assert service.client.get("/ping").status_code == 200
 
 
+# What a model is
+
+
+ONE_SCORE = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+KINDS: list[tuple[str, tuple[str, ...], dict[str, Any], list[str] | None]] = [
+    ("minibert_mean", (), {"embedding": {"pooling": "mean"}}, ["mean"]),
+    ("minibert_cls", (), {"embedding": {"pooling": "cls"}}, ["cls"]),
+    ("splade", (), {"embedding": {"pooling": "splade"}}, []),
+    ("colbert", (), {"embedding": {}}, []),
+    ("cross", (), ONE_SCORE, None),
+    ("minibert_mean", ("--task=rerank",), ONE_SCORE, None),
+]
+
+
+@pytest.mark.parametrize(("model", "flags", "kind", "pooling"), KINDS, ids=[f"{one[0]}{one[1]}" for one in KINDS])
+def test_info_has_the_pooling_and_the_labels_that_the_model_uses(
+    serve: Serve, model: str, flags: tuple[str, ...], kind: dict[str, Any], pooling: list[str] | None
+) -> None:
+    service = serve(model, "v2", *flags)
+    assert service.client.get("/info").json()["model_type"] == kind
+    assert service.client.get(f"/v1/models/{model}/info").json().get("pooling") == pooling
+
+
 # Sparse vectors and vectors of tokens
 
 
@@ -272,7 +295,6 @@ def test_sparse_vectors_are_those_of_v1_with_the_dialect_s_names(serve: Serve) -
         for one, sparse in zip(found, expected, strict=True):
             assert [value["index"] for value in one] == sparse["indices"]
             assert close([value["value"] for value in one], sparse["values"])
-    assert service.client.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
     source = dict(zip(expected[0]["indices"], expected[0]["values"], strict=True))
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
     products = [

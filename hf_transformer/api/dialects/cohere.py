@@ -22,6 +22,7 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     move_if_present,
     name_by_alias,
+    read_content,
     read_purpose,
     read_strings,
     read_truncation,
@@ -90,20 +91,7 @@ def _read_texts(parameters: Parameters, max_texts: int) -> tuple[str, list[str]]
         return "texts", read_strings("texts", parameters.get("texts"), max_texts)
     inputs = expect(parameters.get("inputs"), list, "inputs", "a list of objects")
     require_few("inputs", inputs, max_texts)
-    texts = []
-    for index, item in enumerate(inputs):
-        path = f"inputs[{index}].content"
-        parts = expect(item, dict, f"inputs[{index}]", "an object").get("content")
-        if not isinstance(parts, list) or not parts:
-            raise InvalidInput(path, 'a list of {"type": "text", "text": string}')
-        lines = []
-        for number, part in enumerate(parts):
-            here = f"{path}[{number}]"
-            if expect(part, dict, here, "an object").get("type") != "text":
-                raise InvalidInput(f"{here}.type", '"text", since the model reads texts', "another type")
-            lines.append(expect(part.get("text"), str, f"{here}.text", "a string"))
-        texts.append("\n".join(lines))
-    return "inputs", texts
+    return "inputs", [read_content(item, f"inputs[{index}]") for index, item in enumerate(inputs)]
 
 
 def _read_types(parameters: Parameters) -> list[str]:

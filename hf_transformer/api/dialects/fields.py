@@ -145,24 +145,47 @@ def read_strings(field: str, value: Json, max_texts: int) -> list[str]:
     return [expect(text, str, f"{field}[{index}]", "a string") for index, text in enumerate(texts)]
 
 
-def read_documents(value: Json, max_texts: int, rank_fields: Sequence[str] | None = None) -> list[str]:
-    """Returns the texts of ``documents``: strings, or objects with "text", whose other fields have no effect.
+def read_documents(
+    value: Json, max_texts: int, rank_fields: Sequence[str] | None = None, field: str = "documents"
+) -> list[str]:
+    """Returns the texts of a list, see ``read_document``. Raises InvalidInput for any other form, and TooLarge for more
+    than ``max_texts``."""
+    documents = expect_items(value, field, "a list of texts")
+    require_few(field, documents, max_texts)
+    return [read_document(document, f"{field}[{index}]", rank_fields) for index, document in enumerate(documents)]
+
+
+def read_document(document: Json, path: str, rank_fields: Sequence[str] | None = None) -> str:
+    """Returns the text of a string, of an object with "text", whose other fields have no effect, or of content parts.
 
     ``rank_fields`` names the fields of an object that are its text, as in Cohere v1: "NAME: VALUE" in a line each.
-    Raises InvalidInput for any other form, and TooLarge for more than ``max_texts``.
+    Raises InvalidInput for any other form.
     """
-    documents = expect_items(value, "documents", "a list of texts")
-    require_few("documents", documents, max_texts)
-    return [_document_text(document, f"documents[{index}]", rank_fields) for index, document in enumerate(documents)]
-
-
-def _document_text(document: Json, path: str, rank_fields: Sequence[str] | None) -> str:
     if isinstance(document, dict) and rank_fields is not None:
         for name in rank_fields:
             expect(document.get(name), str, f"{path}.{name[:40]}", "a string, since rank_fields names it")
         return "\n".join(f"{name}: {document[name]}" for name in rank_fields)
+    if isinstance(document, dict) and "content" in document and "text" not in document:
+        return read_content(document, path)
     text = document["text"] if isinstance(document, dict) and "text" in document else document
     return str(expect(text, str, path, 'a string or {"text": string}'))
+
+
+def read_content(value: Json, path: str) -> str:
+    """Returns the text of {"content": [{"type": "text", "text": string}, ...]}: the parts, joined by line breaks.
+
+    Cohere and vLLM have this form for texts and images. Raises InvalidInput for any other form or type.
+    """
+    parts, path = expect(value, dict, path, "an object").get("content"), f"{path}.content"
+    if not isinstance(parts, list) or not parts:
+        raise InvalidInput(path, 'a list of {"type": "text", "text": string}')
+    lines = []
+    for number, part in enumerate(parts):
+        here = f"{path}[{number}]"
+        if expect(part, dict, here, "an object").get("type") != "text":
+            raise InvalidInput(f"{here}.type", '"text", since the model reads texts', "another type")
+        lines.append(expect(part.get("text"), str, f"{here}.text", "a string"))
+    return "\n".join(lines)
 
 
 def name_by_alias(

@@ -52,7 +52,7 @@ from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop
 from hf_transformer.api.tokenize import decode as detokenize
 from hf_transformer.errors import FieldError, InvalidInput, TooLarge
 from hf_transformer.protocol.server_codec import note_ignored
-from hf_transformer.tasks.labels import read_labels
+from hf_transformer.tasks.labels import score_label
 from hf_transformer.tasks.similarity import compare
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS
 from hf_transformer.types.http import Response
@@ -185,8 +185,7 @@ async def predict(ask: Ask) -> Result:
                 raise InvalidInput(f"inputs[{index}]", "a pair of texts, since the model ranks texts", "one text")
         pairs = [{"query": sequence[0], "texts": list(sequence[1:])} for sequence in sequences]
         answers = await ask.predict(pairs, {"output_format": "kserve", **parameters})
-        # A reranker whose score is no label's, such as a causal model, has transformers' default name.
-        label, *_ = read_labels(ask.model.task.settings.model_config)
+        label = score_label(ask.model.task.settings.model_config)
         scores = [[{"score": ranks[0]["score"], "label": label}] for ranks in answers.predictions]
     else:
         if expect(parameters.pop("raw_scores", False), bool, "raw_scores", "true or false"):

@@ -24,7 +24,8 @@ from hf_transformer.api.dialects.fields import (
     PER_TEXT,
     TRUNCATION_FIELDS,
     move_if_present,
-    read_strings,
+    read_document,
+    read_documents,
     read_token_limits,
     read_truncation,
     representations,
@@ -62,6 +63,14 @@ POOLING: Mapping[str, Mapping[str, str]] = {
     SEQUENCE_CLASSIFICATION: {"classify": ""},
 }
 """Values of ``task`` in /pooling by the model's task, the default first, each with its representation."""
+NORMALIZE = ("use_activation", "normalize")
+"""The names of one field of /pooling for vectors of texts; the second is that of older versions."""
+NOT_FOR: Mapping[str, Sequence[str]] = {
+    EMBEDDING: (),
+    TOKENS: ("dimensions", *NORMALIZE),
+    SEQUENCE_CLASSIFICATION: ("dimensions", "normalize"),
+}
+"""Fields of /pooling that a model of this task has no use for."""
 
 
 # Pairs
@@ -111,10 +120,10 @@ def _read_sides(parameters: Parameters, max_texts: int) -> tuple[list[tuple[str,
     if present not in PAIRS:
         expected = " or ".join(" and ".join(pair) for pair in PAIRS)
         raise InvalidInput("body", f"the fields {expected}", " and ".join(present) or "none of them")
-    single = {name for name in present if isinstance(parameters.get(name), str)}
+    single = {name for name in present if isinstance(parameters.get(name), str | dict)}
     texts = [parameters.get(name) for name in present]
     sides = [
-        (name, [text] if name in single else read_strings(name, text, max_texts))
+        (name, [read_document(text, name)] if name in single else read_documents(text, max_texts, field=name))
         for name, text in zip(present, texts, strict=True)
     ]
     return sides, single
@@ -166,8 +175,11 @@ async def _probabilities(
 
 async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns vectors of texts or of their tokens, or probabilities, whichever the model has."""
-    known = ("input", "task", "encoding_format", "dimensions", "use_activation", *TRUNCATION_FIELDS)
+    known = ("input", "task", "encoding_format", "dimensions", *NORMALIZE, *TRUNCATION_FIELDS)
     model, parameters = read_body(service, call, payload, tasks=tuple(POOLING), known=known, ignored=INPUT_IGNORED)
+    for name in NOT_FOR[model.task.name]:
+        if name in parameters:
+            raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(parameters.get(name)))
     kinds, kind = POOLING[model.task.name], _read_kind(parameters, model)
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     instances, single = _read_input(parameters, service, model)
@@ -177,7 +189,7 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
         rows, answers = await _probabilities(model, call, instances, parameters)
         vectors: list[Json] = [np.array(row, np.float32) for row in rows]
     else:
-        options = read_truncation(parameters) | _embedding_options(parameters, model, kinds[kind])
+        options = read_truncation(parameters) | _embedding_options(parameters, kinds[kind])
         answers = await model.predict(Query(instances, options, name="input"), call.context)
         vectors = [_vector(prediction, kinds[kind]) for prediction in answers.predictions]
     data = [
@@ -196,14 +208,10 @@ def _read_kind(parameters: Parameters, model: Model) -> str:
     return parameters.choice("task", kinds[0], kinds)
 
 
-def _embedding_options(parameters: Parameters, model: Model, representation: str) -> dict[str, Json]:
+def _embedding_options(parameters: Parameters, representation: str) -> dict[str, Json]:
     options: dict[str, Json] = {"representations": representation} if representation == MULTI_VECTOR else {}
-    if model.task.name == EMBEDDING:
-        return options | move_if_present(parameters, "dimensions", use_activation="normalize")
-    for name in ("dimensions", "use_activation"):
-        if name in parameters:
-            raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(parameters.get(name)))
-    return options
+    field = parameters.one_of(*NORMALIZE)
+    return options | move_if_present(parameters, "dimensions", **({} if field is None else {field: "normalize"}))
 
 
 def _vector(prediction: Json, representation: str) -> Json:

@@ -9,7 +9,7 @@ The API also accepts the task's parameters, and the fields of the APIs that have
     Cohere  max_tokens_per_doc, max_chunks_per_doc, rank_fields; ``meta`` in the answer
     Jina    ``object`` in the answer
     Voyage  top_k, truncation; a body with one of these gets the results as ``data`` too
-    vLLM    max_tokens_per_query, truncate_prompt_tokens, truncation_side, use_activation, instruction
+    vLLM    max_tokens_per_query, truncate_prompt_tokens, truncation_side, use_activation, instruction; content parts
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
 https://api.jina.ai/redoc#tag/rerank, https://docs.cohere.com/v1/reference/rerank and
@@ -29,10 +29,12 @@ from hf_transformer.api.dialects.fields import (
     TRUNCATION_FIELDS,
     move_if_present,
     name_by_alias,
+    read_content,
     read_documents,
     read_token_limits,
     read_truncation,
 )
+from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, usage
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service
@@ -129,9 +131,10 @@ def read_query(parameters: Parameters, max_texts: int, **defaults: Json) -> Quer
         InvalidInput: a field is missing or has another type.
         TooLarge: the request has more than ``max_texts`` documents.
     """
-    query, rank_fields = parameters.string("query"), parameters.strings("rank_fields")
+    query, rank_fields = parameters.get("query"), parameters.strings("rank_fields")
     if query is None:
         raise InvalidInput("query", "a string", "nothing")
+    query = read_content(query, "query") if isinstance(query, dict) else expect(query, str, "query", "a string")
     texts = read_documents(parameters.get("documents"), max_texts, rank_fields)
     options = {"output_format": "kserve", **defaults, **read_options(parameters)}  # this API ignores --output_format
     return Query([{"query": query, "texts": texts}], options, name="documents")

@@ -47,6 +47,23 @@ def test_documents_keep_their_other_fields_in_the_answer() -> None:
         fields.read_documents([{"text": 1}], 2)
 
 
+def test_content_parts_of_text_are_lines() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    documents = [{"content": parts}, {"type": "text", "text": "c"}, {"text": "d", "content": "e"}, "f"]
+    assert fields.read_documents(documents, 4) == ["a\nb", "c", "d", "f"]
+    wrong = [
+        ({"content": []}, r"documents\[0\]\.content: expected a list"),
+        ({"content": "a"}, r"documents\[0\]\.content: expected a list"),
+        ({"content": [{"type": "image_url"}]}, r'documents\[0\]\.content\[0\]\.type: expected "text"'),
+        ({"content": [*parts, {"type": "text"}]}, r"documents\[0\]\.content\[2\]\.text: expected a string"),
+    ]
+    for document, says in wrong:
+        with pytest.raises(InvalidInput, match=says):
+            fields.read_documents([document], 1)
+    with pytest.raises(InvalidInput, match=r"documents\[0\]\.title: expected a string"):
+        fields.read_documents([{"content": parts}], 1, ["title"])
+
+
 def test_a_text_in_an_object_is_a_string() -> None:
     assert embeddings.plain_texts([{"text": "a"}, "b", {"text": 5}, {"text": [1]}]) == [
         "a",
