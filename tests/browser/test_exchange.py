@@ -1,21 +1,15 @@
-"""Responses as they came, the last requests, the note and the examples of a model, and links to the service's pages."""
+"""Responses as they came, the last requests, and links to the service's pages."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import pytest
-
-from hf_transformer.tasks.playground import read_playground
-from tests.browser.conftest import MODELS, Open, Playground
-from tests.support.triton_repository import task_model_folder
+from tests.browser.conftest import Open, Playground
 
 
 def body(page: Playground) -> str:
     """The response's body as the page shows it, once it is complete."""
-    page.page.locator("#body:not(:empty)").wait_for()
-    page.page.wait_for_timeout(50)
+    page.page.locator("#body[aria-busy=false]").wait_for()
     return str(page.page.locator("#body").text_content())
 
 
@@ -102,6 +96,7 @@ def test_the_last_requests_are_shown_again(playground: Open) -> None:
     assert "japan is [MASK]. 21" in rows.first.inner_text() and "italy is [MASK]. 2" in rows.last.inner_text()
     assert page.page.locator("#use").is_hidden(), "the latest one's input is in the form"
     rows.last.click()
+    assert rows.last.evaluate("(row) => row === document.activeElement")
     assert "rome" in body(page) and "tokyo" not in body(page)
     assert rows.last.get_attribute("aria-pressed") == "true"
     assert page.field("Text").input_value().endswith("21")
@@ -109,22 +104,6 @@ def test_the_last_requests_are_shown_again(playground: Open) -> None:
     assert page.field("Text").input_value() == "The capital of italy is [MASK]. 2"
     assert page.run().startswith("rome")
     assert page.page.evaluate("sessionStorage.length + localStorage.length") == 0
-
-
-@pytest.mark.parametrize("task", MODELS)
-def test_every_example_of_a_demo_model_works(playground: Open, task: str) -> None:
-    page = playground(task).open()
-    config: dict[str, Any] = json.loads((task_model_folder(MODELS[task]) / "config.json").read_text())
-    note, examples = read_playground(config)
-    assert page.page.locator("#note").inner_text() == note
-    options = page.page.locator("#examples option").all_inner_texts()
-    assert len(options) == len(examples) == len(set(options))
-    for number in range(len(options)):
-        page.page.locator("#examples").select_option(str(number))
-        page.run()
-        assert page.error() == ""
-        assert page.page.locator("#response-status").inner_text().startswith("200")
-    assert page.page.locator("#exchanges button").count() == len(options)
 
 
 def test_links_lead_to_the_pages_of_the_service(playground: Open) -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from hf_transformer.tasks.playground import read_playground
 from tests.browser.conftest import MODELS, Open
 from tests.integration.conftest import ROOT
+from tests.support.triton_repository import task_model_folder
 
 MOST_BYTES = 80_000
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -45,7 +47,7 @@ def test_a_browser_is_led_to_the_page(playground: Open) -> None:
 
 
 @pytest.mark.parametrize("task", MODELS)
-def test_the_page_is_light_and_keeps_to_itself(playground: Open, task: str) -> None:
+def test_the_page_is_light_keeps_to_itself_and_has_examples_that_work(playground: Open, task: str) -> None:
     page = playground(task)
     loaded: dict[str, int] = {}
     policies: set[str] = set()
@@ -63,6 +65,17 @@ def test_the_page_is_light_and_keeps_to_itself(playground: Open, task: str) -> N
     assert len(loaded) >= 7
     assert sum(loaded.values()) < MOST_BYTES
     assert len(policies) == 1 and policies.pop().startswith(POLICY)
+    note, examples = read_playground(json.loads((task_model_folder(MODELS[task]) / "config.json").read_text()))
+    assert page.page.locator("#note").inner_text() == note
+    options = page.page.locator("#examples option").all_inner_texts()
+    assert len(options) == len(examples) == len(set(options))
+    for number in range(len(options)):
+        page.page.locator("#examples").select_option(str(number))
+        page.run()
+        assert page.error() == ""
+        page.page.locator("#body[aria-busy=false]").wait_for()
+        assert page.page.locator("#response-status").inner_text().startswith("200")
+    assert page.page.locator("#exchanges button").count() == len(options)
 
 
 def test_a_link_holds_the_input(playground: Open) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
-from tests.browser.conftest import VIEWS, Open, Playground
+from tests.browser.conftest import MODELS, VIEWS, Open, Playground
 from tests.integration.conftest import Serve
 from tests.support.service import Service
 from tests.support.triton_repository import task_model_folder
@@ -58,17 +58,17 @@ def start(triton: LocalTriton, serve: Serve, tmp_path_factory: pytest.TempPathFa
     running: list[Service] = []
 
     def make(entries: list[dict[str, Any]]) -> Service:
-        for model in ("bert", "sentiment", "gpt2", "gpt2_vllm", "minibert_mean"):
-            serve.load(model)
+        served = [one for one in entries if one["model_name"] not in (LATE, ABSENT)]
+        for one in served:
+            serve.load(one.get("predictor_model", one["model_name"]))
         file = tmp_path_factory.mktemp("models") / "models.json"
         over_grpc = {"predictor_host": triton.grpc_address}
         file.write_text(json.dumps([one | (over_grpc if "predictor_protocol" in one else {}) for one in entries]))
         flags = (f"--models={file}", f"--predictor_host={triton.http_address}", "--enable_playground")
         service = Service(*flags)
         running.append(service)
-        for one in entries:
-            if one["model_name"] not in (LATE, ABSENT):
-                service.wait_until(f"/v1/models/{one['model_name']}")
+        for one in served:
+            service.wait_until(f"/v1/models/{one['model_name']}")
         return service
 
     yield make
@@ -86,10 +86,14 @@ def page(page_of: Open, service: Service) -> Playground:
     return page_of(service)
 
 
+def wait_for_widget(page: Playground, model: str) -> None:
+    page.page.locator("h1").get_by_text(model, exact=True).wait_for()
+
+
 def choose(page: Playground, model: str) -> None:
     """Chooses a model, and waits until its widget is shown."""
     page.field("Model").select_option(model)
-    page.page.get_by_role("heading", name=model, exact=True).wait_for()
+    wait_for_widget(page, model)
 
 
 def show_all(page: Playground) -> None:
@@ -116,8 +120,6 @@ def test_all_models_are_cards(page: Playground) -> None:
     assert "sequence classification" in text and "Sorts texts into classes" in text and "not ready" not in text
     assert "not ready" in card(page, ABSENT).inner_text()
     assert card(page, "gpt2_vllm").locator(".adapters").inner_text() == "shouting"
-    drawn = page.page.evaluate("[...document.querySelectorAll('.picture use')].map((use) => use.getBBox().width)")
-    assert len(drawn) == 7 and min(drawn) > 50, "every picture is there"
 
 
 def test_a_card_leads_to_its_widget_and_back(page: Playground) -> None:
@@ -131,12 +133,12 @@ def test_a_card_leads_to_its_widget_and_back(page: Playground) -> None:
     page.page.locator(".models").wait_for()
     assert query(page) == ""
     page.page.get_by_role("link", name="shouting").click()
-    page.page.get_by_role("heading", name="shouting", exact=True).wait_for()
+    wait_for_widget(page, "shouting")
     page.page.go_back()
     page.page.locator(".models").wait_for()
     assert page.page.locator("main").is_hidden()
     page.page.go_back()
-    page.page.get_by_role("heading", name="sentiment", exact=True).wait_for()
+    wait_for_widget(page, "sentiment")
     assert page.page.locator(".models").is_hidden()
 
 
@@ -157,15 +159,25 @@ def test_typing_finds_a_model(page: Playground) -> None:
     find.fill("sequence")
     assert page.page.locator(".find [role=status]").inner_text() == "1 of 7 models"
     find.press("Enter")
-    page.page.get_by_role("heading", name="sentiment", exact=True).wait_for()
+    wait_for_widget(page, "sentiment")
+
+
+@pytest.fixture(scope="module")
+def every_task(start: Start) -> Service:
+    """A service of a model for each task, as of the demo with --task=all."""
+    entries = {task: entry(task, model) for task, model in MODELS.items()}
+    entries["feature_extraction"] |= {"model_name": "minibert_tokens", "predictor_model": "minibert_mean"}
+    return start(list(entries.values()))
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_overview_is_for_everybody(
-    page_of: Open, service: Service, view: str, request: pytest.FixtureRequest
+def test_the_overview_of_every_task_is_for_everybody(
+    page_of: Open, every_task: Service, view: str, request: pytest.FixtureRequest
 ) -> None:
-    page = page_of(service, view)
+    page = page_of(every_task, view)
     show_all(page)
+    drawn = page.page.evaluate("[...document.querySelectorAll('.picture use')].map((use) => use.getBBox().width)")
+    assert len(drawn) == len(MODELS) and min(drawn) > 50, "every picture is there"
     for _ in range(3):  # the key, the field, the first card
         page.page.keyboard.press("Tab")
     assert page.page.evaluate("document.activeElement.textContent") == "bert"
@@ -214,7 +226,7 @@ def test_back_shows_the_model_before_with_its_input(page: Playground) -> None:
     page.field("Text").fill("The capital of italy is [MASK].")
     choose(page, "sentiment")
     page.page.go_back()
-    page.page.get_by_role("heading", name="bert", exact=True).wait_for()
+    wait_for_widget(page, "bert")
     assert page.field("Model").input_value() == "bert"
     assert page.run().startswith("rome")
 
@@ -337,7 +349,7 @@ def test_the_chooser_is_for_everybody(
     assert page.page.evaluate("document.activeElement.id") == "model"
     page.page.keyboard.press("s")
     page.page.keyboard.press("Enter")
-    page.page.get_by_role("heading", name="sentiment", exact=True).wait_for()
+    wait_for_widget(page, "sentiment")
     assert page.page.evaluate("document.activeElement.id") == "model"
     assert chooser.input_value() == "sentiment"
     page.page.locator("#token-list li").first.wait_for()

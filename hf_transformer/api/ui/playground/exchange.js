@@ -51,7 +51,7 @@ export class Exchanges {
   }
 
   _record({ response, began, ...about }) {
-    const exchange = { ...about, at: new Date(), took: performance.now() - began, size: 0, text: "", note: "" };
+    const exchange = { ...about, at: new Date(), took: performance.now() - began, size: 0, text: "", note: "", done: false };
     exchange.status = response.status;
     exchange.headers = [...response.headers];
     exchange.isJson = /json/.test(response.headers.get("content-type"));
@@ -74,6 +74,7 @@ export class Exchanges {
       exchange.note = "The response was not read to its end.";
     }
     exchange.took = performance.now() - began;
+    exchange.done = true;
     this._later();
   }
 
@@ -99,6 +100,7 @@ export class Exchanges {
     const rest = shown.text.length - text.length;
     const cut = rest > 0 ? `… and ${rest.toLocaleString("en")}${shown.text.length < MOST_KEPT ? "" : " and more"} characters, which are not shown.` : "";
     $("body").textContent = (shown.isJson ? pretty(text) : text) || "(empty)";
+    $("body").ariaBusy = `${!shown.done}`;
     $("body-note").textContent = [cut, shown.note].filter(Boolean).join(" ");
     $("headers").replaceChildren(...shown.headers.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
     $("sent").textContent = `POST ${shown.path}\n\n${pretty(JSON.stringify(shown.body))}`;
