@@ -16,8 +16,9 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 FLAGS, METRICS = "configuration.html", "metrics.html"
 ROW: Final = re.compile(r"<tr>(\s*<td[^>]*><code>(?:--)?(\w+)</code>)")
-CELL: Final = re.compile(r"<td([^>]*>(?=(?:(?!</td>).){60}))", re.DOTALL)
-"""Cells of sentences, which keep some width beside names that can't break."""
+CELL: Final = re.compile(r"<td>((?:(?!</td>).)*)", re.DOTALL)
+PROSE: Final = 80
+"""Characters from which a cell has sentences, and keeps some width beside names that can't break."""
 SKIPPED: Final = re.compile(r"(<(?:a|pre|h[1-6])\b.*?</(?:a|pre|h[1-6])>)", re.DOTALL)
 """Links, blocks of code and headings, which stay as they are."""
 CODE: Final = re.compile(r"<code>([^<]+)</code>")
@@ -74,7 +75,11 @@ def with_names(text: str, url: str) -> str:
         page = "" if path == url else posixpath.relpath(path, posixpath.dirname(url) or ".")
         return f'<a href="{page}#{anchor}">{marked}</a>'
 
-    parts = SKIPPED.split(CELL.sub(r'<td class="prose"\1', text))
+    def cell(match: re.Match[str]) -> str:
+        is_prose = len(html.unescape(re.sub("<[^>]+>", "", match[1]))) >= PROSE
+        return f'<td class="prose">{match[1]}' if is_prose else match[0]
+
+    parts = SKIPPED.split(CELL.sub(cell, text))
     return "".join(CODE.sub(linked, part) if number % 2 == 0 else part for number, part in enumerate(parts))
 
 
