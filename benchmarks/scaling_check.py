@@ -538,7 +538,15 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
             f"Written by `python -m benchmarks.scaling --check --rounds {options.rounds} --seconds "
             f"{options.seconds:g}` at niceness {os.nice(0)}. {platform.platform()}, {os.cpu_count()} CPUs, Python "
             f"{platform.python_version()}. [What is simulated](../README.md#scaling).\n",
-            "## The simulation against two services behind nginx\n",
+            f"## {example.name}\n",
+            "Figures of the file `benchmarks/figures/h100_bert_large.json`, derived from [gpu.md](gpu.md); no "
+            "cluster was measured.\n",
+            *scaling.section(example),
+            f"{scaling.BALANCED_PODS} pods with a Triton in each, at {rate:,.0f} requests/s "
+            f"({100 * scaling.BALANCED_SHARE:.0f} % of their capacity). A pinned connection stays at the pod that it "
+            "got at random, and each has an equal share of the requests.\n",
+            *balanced,
+            "\n## The simulation against two services behind nginx\n",
             f"{within} of {len(compared)} loads are within {100 * GOAL:.0f} percent in requests/s, p50 and p99; the "
             f"largest error is {100 * max(one.error for one in compared):.0f} percent. Measured figures are medians "
             "of the rounds, with the smallest and the largest; simulated ones are medians of "
@@ -554,14 +562,6 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
             "that core with batches of one text; else of the rate that fills the model with full batches.\n",
             "## Measured service times\n",
             *lines,
-            f"## {example.name}\n",
-            "Figures of the file `benchmarks/figures/h100_bert_large.json`, derived from [gpu.md](gpu.md); no "
-            "cluster was measured.\n",
-            *scaling.section(example),
-            f"{scaling.BALANCED_PODS} pods with a Triton in each, at {rate:,.0f} requests/s "
-            f"({100 * scaling.BALANCED_SHARE:.0f} % of their capacity). A pinned connection stays at the pod that it "
-            "got at random, and each has an equal share of the requests.\n",
-            *balanced,
             "",
         ]
     )

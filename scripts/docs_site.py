@@ -1,17 +1,20 @@
 """Hooks of mkdocs: what the site (mkdocs.yml) has beside docs/.
 
 - Pages that live elsewhere in the repository, such as SECURITY.md, are pages of the site under the same path.
-- A link that leads from a page to a file that is not on the site leads nowhere: its text names the file, and the site
-  does not know where its repository is.
+- A link from a page to a file that is not on the site becomes its text, which names the file: the site does not know
+  where its repository is.
+- Names of flags and metrics have anchors, and link to them (scripts/docs_names.py).
 - reference/routes.md is made from hf_transformer/api/openapi.yaml, and the page of metrics ends with a table that is
   made from the declared metrics. scripts/config_docs writes docs/configuration.md, which is committed.
 
-mkdocs' --strict fails at a link to a file or heading that does not exist.
+mkdocs' --strict fails at a link to a file or heading that does not exist. So does scripts/docs_check.py, which reads
+the built site, HTML and generated pages included, and refuses links to the project's own address.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import posixpath
 import re
@@ -22,12 +25,17 @@ from typing import Any, Final
 
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.docs_check import own_addresses, problems  # noqa: E402
+from scripts.docs_names import entries, with_names  # noqa: E402
+
+LOG: Final = logging.getLogger("mkdocs.hooks")
 OUTSIDE: Final = (
     "*.md",
     "deploy/README.md",
@@ -36,16 +44,22 @@ OUTSIDE: Final = (
     "benchmarks/README.md",
     "benchmarks/results/*.*",
 )
-"""Files beside docs/ that the site shows under their own path; README.md is index.md."""
+"""Files beside docs/ that the site shows under their own path. README.md is not: docs/index.md is its page here."""
+NO_PAGE: Final = "#"
+"""The target of a link to a file that is not on the site, until on_page_content removes it."""
 LINK: Final = re.compile(
     r"(?P<before>\]\(|(?:src|href)=\"|^\[[^]]+\]: )(?P<path>[^)#\"\s]+)(?P<after>[#)\"]|$)", re.MULTILINE
 )
+SEARCH: Final = {"operations.md": 4.0, "tasks.md": 4.0, "configuration.md": 4.0, "metrics.md": 2.0, "deploy/": 2.0}
+RARELY_SOUGHT: Final = 0.01
+"""Weights of pages in the search; other pages have 1. Contributors' pages, results and older versions come last."""
 METHODS: Final = ("get", "post", "put", "delete")
 
 
 def outside() -> list[Path]:
     """The files of OUTSIDE, relative to the repository."""
-    return sorted(path.relative_to(ROOT) for pattern in OUTSIDE for path in ROOT.glob(pattern))
+    found = {path.relative_to(ROOT) for pattern in OUTSIDE for path in ROOT.glob(pattern)}
+    return sorted(found - {Path("README.md")})
 
 
 def place_on_site(path: str) -> str | None:
@@ -59,8 +73,6 @@ def place_on_site(path: str) -> str | None:
 
 def place_in_repository(source: str) -> str:
     """The reverse of place_on_site."""
-    if source == "index.md":
-        return "README.md"
     return source if Path(source) in outside() else f"docs/{source}"
 
 
@@ -75,8 +87,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites links between the repository's files, and adds what is generated to a page of docs/."""
+    """Rewrites links between the repository's files, adds what is generated to a page of docs/, and weighs the page."""
     source = page.file.src_uri
+    is_sought = page.ancestors and page.ancestors[-1].title != "Contributing" and source != "CHANGELOG.md"
+    weight = next((weight for start, weight in SEARCH.items() if source.startswith(start)), 1.0)
+    page.meta["search"] = {"boost": weight if is_sought else RARELY_SOUGHT}
     if source == "metrics.md":
         markdown += metrics_section()
     if source == "reference/routes.md":
@@ -92,7 +107,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if place is not None:
             link = posixpath.relpath(place, posixpath.dirname(source) or ".")
         elif (ROOT / target).exists() and not target.startswith(".."):
-            link = "#"
+            link = NO_PAGE
         else:
             link = path  # mkdocs warns of it
         if match["before"].endswith('"'):  # mkdocs leaves HTML alone
@@ -101,6 +116,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{match['before']}{link}{match['after']}"
 
     return "".join(part if is_code else LINK.sub(rewritten, part) for is_code, part in by_code(markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links names of flags and metrics, and leaves only the text of links to files that are not on the site."""
+    html = re.sub(rf'<a href="{NO_PAGE}">(.*?)</a>', r"\1", html, flags=re.DOTALL)
+    return with_names(html, page.url)
+
+
+@event_priority(-100)  # after the search has written its index
+def on_post_build(config: MkDocsConfig) -> None:
+    """Adds flags and metrics to the search. Warns of links that lead nowhere; --strict makes that an error."""
+    file = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(file.read_text(encoding="utf-8"))
+    index["docs"] += entries()
+    file.write_text(json.dumps(index, separators=(",", ":")), encoding="utf-8")
+    for problem in problems(Path(config.site_dir), own_addresses()):
+        LOG.warning(problem)
 
 
 def by_code(markdown: str) -> Iterator[tuple[bool, str]]:

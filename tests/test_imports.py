@@ -13,7 +13,7 @@ import hf_transformer
 
 ROOT = Path(hf_transformer.__file__).parent
 
-BASE = {"types", "errors", "credentials"}
+BASE = {"types", "errors", "credentials", "extras"}
 """What everybody may import."""
 
 MAY_IMPORT = {

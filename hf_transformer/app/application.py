@@ -28,6 +28,7 @@ from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import ConfigError, without_userinfo
+from hf_transformer.extras import install_command
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -145,7 +146,7 @@ def open_tracing(config: Config) -> Tracing | None:
     except ImportError as error:
         endpoint = without_userinfo(config.otlp_endpoint)
         raise ConfigError(
-            f"--otlp_endpoint={endpoint}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
+            f"--otlp_endpoint={endpoint}: OpenTelemetry is not installed ({error}): {install_command('otel')}"
         ) from error
     return Tracing(config.otlp_endpoint, config.otlp_sample_ratio)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from hf_transformer.errors import LoadError
+from hf_transformer.extras import install_command
 
 HOST = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory of shm_open
@@ -46,10 +47,6 @@ HINTS = {
     "No module named 'onnxruntime'": "Install onnxruntime in the environment that Triton runs in.",
 }
 """Remedies by text in Triton's log."""
-ADVICE = (
-    "Install it with: pip install 'hf-transformer[demo]', or in an environment of its own: "
-    "pip install --no-deps nvidia-pytriton && pip install 'numpy<2' onnxruntime"
-)
 
 # Script for the Python of an environment. find_spec does not import pytriton.
 PROBE = """
@@ -256,16 +253,23 @@ def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_num
     if environment is not None:
         python = environment / "bin" / "python"
         if not python.exists():
-            raise LoadError(f"{environment} is not a virtual environment: there is no {python}. {ADVICE}")
+            raise LoadError(f"{environment} is not a virtual environment: there is no {python}. {_advice()}")
         return _in_environment(python, variables, any_numpy=any_numpy)
     if importlib.util.find_spec("pytriton") is not None:
         return _in_environment(Path(sys.executable), variables, any_numpy=any_numpy)
     program = shutil.which("tritonserver", path=variables["PATH"])
     if program is None:
         raise LoadError(
-            f"found no tritonserver: nvidia-pytriton is not installed here, and the program is not on PATH. {ADVICE}"
+            f"found no tritonserver: nvidia-pytriton is not installed here, and the program is not on PATH. {_advice()}"
         )
     return TritonInstallation(program, [program], variables)
+
+
+def _advice() -> str:
+    return (
+        f"Install it with: {install_command('demo')}, or in an environment of its own: "
+        "pip install --no-deps nvidia-pytriton && pip install 'numpy<2' onnxruntime"
+    )
 
 
 def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bool) -> TritonInstallation:
@@ -277,7 +281,7 @@ def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bo
     facts = json.loads(answer.stdout)
     folder = python.parent.parent
     if facts["pytriton"] is None:
-        raise LoadError(f"nvidia-pytriton is not installed in {folder}. {ADVICE}")
+        raise LoadError(f"nvidia-pytriton is not installed in {folder}. {_advice()}")
     if not any_numpy and (facts["numpy"] is None or int(facts["numpy"].partition(".")[0]) >= 2):
         raise LoadError(
             f"{folder} has numpy {facts['numpy']}, but Triton's Python models return empty tensors without numpy 1. "

@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from hf_transformer.errors import InvalidInput
+from hf_transformer.extras import install_command
 from hf_transformer.generation.constraint import ANY_OBJECT, Constraint, call_text
 from hf_transformer.generation.tools import BEGIN
 from hf_transformer.types.request import Json
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 IS_INSTALLED: Final = find_spec("llguidance") is not None
 """Whether the extra ``structured`` is installed. The first constraint imports it."""
-EXTRA_HINT: Final = "the service needs llguidance for that: pip install 'hf-transformer[structured]'"
 COMPILE_SECONDS: Final = 10.0
 """Maximum time for which a request waits for its compiled constraint. llguidance's own limits end sooner."""
 MAX_GRAMMARS: Final = 64
@@ -43,6 +43,11 @@ _JSON: Final[Any] = {"whitespace_pattern": r"( |\n {0,16})"}
 """Options of JSON: a space, or a line break with an indent. A model could write unlimited white space for ever."""
 MAX_REASON: Final = 300
 """Maximum number of characters of the library's reason in an error message."""
+
+
+def extra_hint() -> str:
+    """Returns the remedy for a missing llguidance."""
+    return f"the service needs llguidance for that: {install_command('structured')} (the slim image has none)"
 
 
 class GrammarCompiler:

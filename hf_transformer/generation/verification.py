@@ -17,7 +17,7 @@ import orjson
 
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.generation.constraint import Constraint
-from hf_transformer.generation.masks import EXTRA_HINT, IS_INSTALLED, ByteMatcher
+from hf_transformer.generation.masks import IS_INSTALLED, ByteMatcher, extra_hint
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.types.request import Json
 
@@ -29,7 +29,7 @@ _PATTERNS = (b'"pattern"', b'"patternProperties"')
 def require_extra() -> None:
     """Raises ConfigError without the extra ``structured``."""
     if not IS_INSTALLED or find_spec("jsonschema") is None:
-        raise ConfigError(f"--verify_structured_output: {EXTRA_HINT}")
+        raise ConfigError(f"--verify_structured_output: {extra_hint()}")
 
 
 class TooManySteps(Exception):

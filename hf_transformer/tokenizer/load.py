@@ -18,6 +18,7 @@ import orjson
 from tokenizers import AddedToken, Tokenizer, processors
 
 from hf_transformer.errors import LoadError
+from hf_transformer.extras import install_command
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.tokenizer.recipes import RECIPES, Recipe, tokenizer_class
 from hf_transformer.types.request import Json
@@ -362,8 +363,8 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
         import transformers
     except ImportError as exc:
         raise LoadError(
-            f"transformers has to load the tokenizer in {folder} ({reason}): pip install"
-            " 'hf-transformer[transformers]' (the slim image has none), or save a tokenizer.json there, as"
+            f"transformers has to load the tokenizer in {folder} ({reason}):"
+            f" {install_command('transformers')} (the slim image has none), or save a tokenizer.json there, as"
             " AutoTokenizer.from_pretrained(...).save_pretrained(...) does"
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there

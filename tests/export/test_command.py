@@ -17,6 +17,7 @@ from hf_transformer.commands.export.command import entry, parse
 from hf_transformer.commands.export.config_pbtxt import TOP_K
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.extras import install_command
 from hf_transformer.tokenizer.model_files import find_model_files
 
 ROOT = Path(__file__).parents[2]
@@ -126,10 +127,8 @@ def test_missing_libraries_are_named_with_the_extra(
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     flags = [f"--model_id={tmp_path}", f"--output={tmp_path / 'models'}", f"--format={form}"]
     assert main(["export", *flags]) == 1
-    expected = (
-        f"hf-transformer: error: export needs {names}: pip install 'hf-transformer[export]' (see hf-transformer "
-        "export --help)\n"
-    )
+    advice = install_command("export")
+    expected = f"hf-transformer: error: export needs {names}: {advice} (see hf-transformer export --help)\n"
     assert capsys.readouterr() == ("", expected)
     assert not (tmp_path / "models").exists()
 

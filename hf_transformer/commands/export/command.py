@@ -25,6 +25,7 @@ from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, number
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.extras import install_command
 from hf_transformer.predictor.shared_memory import ALLOW_FLAG
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
@@ -79,7 +80,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     settings = parse(argv, environ)
     missing = [name for name in LIBRARIES[settings.format] if find_spec(name) is None]
     if missing:
-        raise LoadError(f"export needs {', '.join(missing)}: pip install 'hf-transformer[export]'")
+        raise LoadError(f"export needs {', '.join(missing)}: {install_command('export')}")
     target = settings.output / settings.model_name
     source = Path(settings.model_id)
     if source.is_dir() and source.resolve().is_relative_to(target.resolve()):

@@ -1,0 +1,55 @@
+"""The README of the packages: links between files of the repository become links that work on a package index.
+
+They lead to ``Repository`` of ``[project.urls]``, the only place with that address. As long as the project has none, a
+link is its text and a picture is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+PICTURE = re.compile(r"!\[(?P<alt>[^]]*)\](?:\((?P<path>[^)\s]+)\)|\[(?P<name>[^]]+)\])(?P<after>\n*)")
+LINK = re.compile(r"(?<!!)\[(?P<text>[^]]+)\](?:\((?P<path>[^)\s]+)\)|\[(?P<name>[^]]+)\])")
+DEFINITION = re.compile(r"^\[(?P<name>[^]]+)\]: (?P<path>\S+)\n?", re.MULTILINE)
+FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
+FOREIGN = re.compile(r"[a-z]+:|#")
+
+
+class ReadmeHook(MetadataHookInterface):
+    """hatchling's hook for the dynamic field ``readme``."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        address = metadata.get("urls", {}).get("Repository")
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": published(text, address, f"v{metadata['version']}"),
+        }
+
+
+def published(text: str, address: str | None, revision: str) -> str:
+    """The README with absolute links to a revision at the repository's address, or without links to its files."""
+    paths = {match["name"]: match["path"] for match in DEFINITION.finditer(text)}
+
+    def absolute(path: str, kind: str) -> str | None:
+        if FOREIGN.match(path):
+            return path
+        if address is None:
+            return None
+        return f"{address.rstrip('/')}/{kind}/{revision}/{path}"
+
+    def picture(match: re.Match[str]) -> str:
+        new = absolute(match["path"] or paths[match["name"]], "raw")
+        return "" if new is None else f"![{match['alt']}]({new}){match['after']}"
+
+    def link(match: re.Match[str]) -> str:
+        new = absolute(match["path"] or paths[match["name"]], "blob")
+        return match["text"] if new is None else f"[{match['text']}]({new})"
+
+    parts = FENCE.split(DEFINITION.sub("", text))
+    parts[::2] = (LINK.sub(link, PICTURE.sub(picture, part)) for part in parts[::2])
+    return "".join(parts).rstrip() + "\n"

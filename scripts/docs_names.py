@@ -1,0 +1,96 @@
+"""Names of flags and metrics on the site: an anchor and an entry of the search for each, and links from everywhere.
+
+Works on the HTML of a page, since Markdown has no anchor for a row of a table.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FLAGS, METRICS = "configuration.html", "metrics.html"
+ROW: Final = re.compile(r"<tr>(\s*<td[^>]*><code>(?:--)?(\w+)</code>)")
+CELL: Final = re.compile(r"<td>((?:(?!</td>).)*)", re.DOTALL)
+PROSE: Final = 80
+"""Characters from which a cell has sentences, and keeps some width beside names that can't break."""
+SKIPPED: Final = re.compile(r"(<(?:a|pre|h[1-6])\b.*?</(?:a|pre|h[1-6])>)", re.DOTALL)
+"""Links, blocks of code and headings, which stay as they are."""
+CODE: Final = re.compile(r"<code>([^<]+)</code>")
+NAME: Final = re.compile(
+    r"--(?P<flag>[a-z0-9_]+)(?:=\S*)?|(?P<metric>[a-z_]+?)(?:_bucket|_sum|_count)?(?:\{.*\})?", re.DOTALL
+)
+LONGEST: Final = 40
+"""Characters of a name that fits the line of a phone."""
+
+
+@cache
+def metrics() -> dict[str, str]:
+    """The text of each metric in docs/metrics.md."""
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", page, re.MULTILINE))
+
+
+@cache
+def places() -> dict[str, str]:
+    """The page and anchor of each flag, with its leading hyphens, and of each metric."""
+    from hf_transformer.config.options import all_options
+
+    found = {name: f"{METRICS}#{name}" for name in metrics()}
+    for option in all_options():
+        found |= {f"--{name}": f"{FLAGS}#{option.name}" for name in (option.name, *option.aliases)}
+    return found
+
+
+def entries() -> Iterator[dict[str, str]]:
+    """An entry of the search for each flag and metric, which leads to its row."""
+    from hf_transformer.config.options import all_options
+
+    for option in all_options():
+        yield {"location": f"{FLAGS}#{option.name}", "title": option.flag, "text": html.escape(option.help)}
+    for name, text in metrics().items():
+        yield {"location": f"{METRICS}#{name}", "title": name, "text": html.escape(text)}
+
+
+def with_names(text: str, url: str) -> str:
+    """The page's HTML with anchors and links. ``url`` is the page's path on the site."""
+    if url in (FLAGS, METRICS):
+        text = with_anchors(text)
+
+    def linked(match: re.Match[str]) -> str:
+        code = match[1]
+        if re.search(r"\s", code):
+            return match[0]
+        marked = f'<code class="{"word" if len(code) <= LONGEST else "long word"}">{code}</code>'
+        name = NAME.fullmatch(code)
+        place = name and places().get(f"--{name['flag']}" if name["flag"] else name["metric"])
+        if not place:
+            return marked
+        path, _, anchor = place.partition("#")
+        page = "" if path == url else posixpath.relpath(path, posixpath.dirname(url) or ".")
+        return f'<a href="{page}#{anchor}">{marked}</a>'
+
+    def cell(match: re.Match[str]) -> str:
+        is_prose = len(html.unescape(re.sub("<[^>]+>", "", match[1]))) >= PROSE
+        return f'<td class="prose">{match[1]}' if is_prose else match[0]
+
+    parts = SKIPPED.split(CELL.sub(cell, text))
+    return "".join(CODE.sub(linked, part) if number % 2 == 0 else part for number, part in enumerate(parts))
+
+
+def with_anchors(text: str) -> str:
+    """Gives the first row that begins with a name this name as its id."""
+    seen: set[str] = set()
+
+    def anchored(match: re.Match[str]) -> str:
+        if match[2] in seen:
+            return match[0]
+        seen.add(match[2])
+        return f'<tr id="{match[2]}">{match[1]}'
+
+    return ROW.sub(anchored, text)
