@@ -176,6 +176,7 @@ def test_the_overview_of_every_task_is_for_everybody(
 ) -> None:
     page = page_of(every_task, view)
     show_all(page)
+    page.page.wait_for_load_state("networkidle")
     drawn = page.page.evaluate("[...document.querySelectorAll('.picture use')].map((use) => use.getBBox().width)")
     assert len(drawn) == len(MODELS) and min(drawn) > 50, "every picture is there"
     for _ in range(3):  # the key, the field, the first card

@@ -80,7 +80,7 @@ function leave() {
   info = running = null;
   clearTimeout(tokenTimer);
   tokenTurn++;
-  for (const id of ["fields", "status", "error", "times", "token-list"]) $(id).replaceChildren();
+  for (const id of ["note", "fields", "status", "error", "times", "token-list"]) $(id).replaceChildren();
   $("out").replaceWith(emptyOut.cloneNode(true));
   exchanges.clear("A run shows here what the service answers, as it came.");
   $("stop").hidden = true;
