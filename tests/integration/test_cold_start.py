@@ -98,6 +98,7 @@ def test_the_only_model_is_503_without_its_name_too(protocol: str, tmp_path: Pat
 
 def test_the_table_has_every_route(tmp_path: Path) -> None:
     with refusing() as address, service_for(tmp_path, address, "v2") as service:
+        assert poll(lambda: service.client.get("/info").text.count('"task"') == len(MODELS), 30.0), "all are loaded"
         document = service.client.get("/openapi.json").json()["paths"]
         posts = {path for path, methods in document.items() if "post" in methods}
         asked = {
