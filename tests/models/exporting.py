@@ -58,6 +58,11 @@ CHECKS: Mapping[str, Callable[[Service, str], None]] = {
 }
 
 
+def triton_with_torch() -> Path:
+    """The environment that scripts/test_models makes; HF_TRANSFORMER_MODELS_TRITON_ENVIRONMENT names another."""
+    return Path(os.environ.get("HF_TRANSFORMER_MODELS_TRITON_ENVIRONMENT") or ROOT / ".venv-models-triton")
+
+
 def printed_by(flags: Sequence[str]) -> str:
     """What the command prints. Raises what it raises."""
     printed = io.StringIO()

@@ -28,8 +28,7 @@ import httpx
 
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.models import test_export_families as families
-from tests.models.exporting import Exports
-from tests.models.test_export import triton_with_torch
+from tests.models.exporting import Exports, triton_with_torch
 from tests.support.service import Service
 
 CLASSIFIER = "ForSequenceClassification"

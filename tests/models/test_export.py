@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,7 @@ from tests.goldens.embedding_texts import TEXTS
 from tests.goldens.hard_texts import HARD_TEXTS
 from tests.integration import test_text_embedding
 from tests.integration.conftest import goldens
-from tests.models.exporting import CHECKS, PIPELINE, ROOT, Exports, printed_by
+from tests.models.exporting import CHECKS, PIPELINE, Exports, printed_by, triton_with_torch
 from tests.support.service import Service
 
 TASKS = {
@@ -46,22 +44,6 @@ FP16_SCORE = 0.01
 
 # torch and its like warn about what is not ours to change.
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-def triton_with_torch() -> Path:
-    """The environment that scripts/test_models makes; HF_TRANSFORMER_MODELS_TRITON_ENVIRONMENT names another."""
-    return Path(os.environ.get("HF_TRANSFORMER_MODELS_TRITON_ENVIRONMENT") or ROOT / ".venv-models-triton")
-
-
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
-    folder = tmp_path_factory.mktemp("export")
-    (folder / "repository").mkdir()
-    options = ("--disable-auto-complete-config",)
-    with LocalTriton(
-        folder / "repository", environment=triton_with_torch(), config_name=None, models=[], options=options
-    ) as server:
-        yield Exports(folder, server)
 
 
 @FORMATS

@@ -18,7 +18,7 @@ from hf_transformer.errors import ConfigError, LoadError
 from tests.goldens.embedding_texts import TEXTS
 from tests.integration.test_one_pass import assert_near, cases_of, check_goldens
 from tests.models.exporting import Exports, printed_by
-from tests.models.test_export import FORMATS, exports  # noqa: F401 - a fixture
+from tests.models.test_export import FORMATS
 
 pytestmark = pytest.mark.filterwarnings("default")
 KINDS = [("splade", ()), ("splade", ("--reduce",)), ("m3", ()), ("m3", ("--reduce",)), ("colbert", ())]
@@ -26,14 +26,14 @@ KINDS = [("splade", ()), ("splade", ("--reduce",)), ("m3", ()), ("m3", ("--reduc
 
 @FORMATS
 @pytest.mark.parametrize(("model", "flags"), KINDS, ids=lambda value: "".join(value).strip("-"))
-def test_the_goldens(exports: Exports, model: str, form: str, flags: tuple[str, ...]) -> None:  # noqa: F811
+def test_the_goldens(exports: Exports, model: str, form: str, flags: tuple[str, ...]) -> None:
     name, printed = exports.export(exports.checkpoint(model), f"--format={form}", *flags)
     assert "for text_embedding (" in printed
     with exports.serve(name) as service:
         check_goldens(service, model)
 
 
-def test_a_reduced_model_gives_what_needs_vectors_before_normalization(exports: Exports) -> None:  # noqa: F811
+def test_a_reduced_model_gives_what_needs_vectors_before_normalization(exports: Exports) -> None:
     texts, found = ["hello", "The cat sleeps on the sofa. " * 60], []
     for flags in ((), ("--reduce",)):
         name, _ = exports.export(exports.checkpoint("m3"), "--format=onnx", *flags)
@@ -46,7 +46,7 @@ def test_a_reduced_model_gives_what_needs_vectors_before_normalization(exports: 
             assert_near(reduced[name], whole[name])
 
 
-def test_what_sentence_transformers_6_saves(exports: Exports, tmp_path: Path) -> None:  # noqa: F811
+def test_what_sentence_transformers_6_saves(exports: Exports, tmp_path: Path) -> None:
     texts = list(TEXTS.values())
     sparse = SparseEncoder(str(exports.checkpoint("splade")), device="cpu")
     sparse.save(str(tmp_path / "sparse_6"))
@@ -79,7 +79,7 @@ def stanford(source: Path, folder: Path) -> Path:
     return folder
 
 
-def test_the_original_colbert(exports: Exports, tmp_path: Path) -> None:  # noqa: F811
+def test_the_original_colbert(exports: Exports, tmp_path: Path) -> None:
     """Its encoder and projection lie in one file; the answers are those of the same weights in PyLate's form."""
     name, printed = exports.export(stanford(exports.checkpoint("colbert"), tmp_path / "colbert_v2"))
     assert "-> token_vectors ..." in printed
@@ -87,7 +87,7 @@ def test_the_original_colbert(exports: Exports, tmp_path: Path) -> None:  # noqa
         check_goldens(service, "colbert")
 
 
-def test_a_masked_lm_without_further_files(exports: Exports, tmp_path: Path) -> None:  # noqa: F811
+def test_a_masked_lm_without_further_files(exports: Exports, tmp_path: Path) -> None:
     """Only the tasks in the commands say what it is for."""
     ignored = shutil.ignore_patterns("modules.json", "*sentence*", "1_*")
     shutil.copytree(exports.checkpoint("splade"), tmp_path / "plain", ignore=ignored)
@@ -96,7 +96,7 @@ def test_a_masked_lm_without_further_files(exports: Exports, tmp_path: Path) -> 
         check_goldens(service, "splade")
 
 
-def test_fp16_halves_vectors_of_tokens(exports: Exports) -> None:  # noqa: F811
+def test_fp16_halves_vectors_of_tokens(exports: Exports) -> None:
     name, _ = exports.export(exports.checkpoint("colbert"), "--precision=fp16")
     assert "TYPE_FP16" in (exports.repository / name / "config.pbtxt").read_text()
     case = cases_of("colbert")[0]
@@ -112,7 +112,7 @@ def edited(source: Path, folder: Path, file: str, **fields: object) -> Path:
     return folder
 
 
-def test_what_can_not_be_exported_says_why(exports: Exports, tmp_path: Path) -> None:  # noqa: F811
+def test_what_can_not_be_exported_says_why(exports: Exports, tmp_path: Path) -> None:
     colbert, m3 = exports.checkpoint("colbert"), exports.checkpoint("m3")
     file = "1_Dense/config.json"
     sentence = edited(colbert, tmp_path / "a", file, module_input_name="sentence_embedding")

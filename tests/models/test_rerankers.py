@@ -38,7 +38,6 @@ from hf_transformer.tasks.causal_rerank import CausalRerank
 from hf_transformer.types.tensors import TensorSpec
 from tests.goldens.checkpoints import checkpoint
 from tests.models.exporting import Exports
-from tests.models.test_export import exports  # noqa: F401 - a fixture
 from tests.support.configuring import config
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -469,7 +468,7 @@ def test_a_late_interaction_model_ranks_by_max_sim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--reduce",)], ids=["whole", "reduced"])
-def test_triton_serves_causal_rerankers(exports: Exports, qwen: Path, flags: tuple[str, ...]) -> None:  # noqa: F811
+def test_triton_serves_causal_rerankers(exports: Exports, qwen: Path, flags: tuple[str, ...]) -> None:
     name, _ = exports.export(qwen, "--task=rerank", "--format=onnx", *flags, name=f"qwen3{len(flags)}")
     texts = [*DOCUMENTS, LONG]
     scores, _ = qwen_reference(qwen, texts)
@@ -485,7 +484,7 @@ def test_triton_serves_causal_rerankers(exports: Exports, qwen: Path, flags: tup
     ("model", "library"),
     [("minibert_cls", SentenceTransformer), ("splade", SparseEncoder), ("colbert", MultiVectorEncoder)],
 )
-def test_triton_serves_embedding_models_as_rerankers(exports: Exports, model: str, library: type) -> None:  # noqa: F811
+def test_triton_serves_embedding_models_as_rerankers(exports: Exports, model: str, library: type) -> None:
     folder = exports.checkpoint(model)
     original = library(str(folder), device="cpu")
     name, _ = exports.export(folder, "--format=onnx")
