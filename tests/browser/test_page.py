@@ -65,8 +65,8 @@ def test_the_page_is_light_keeps_to_itself_and_has_examples_that_work(playground
     assert len(loaded) >= 7
     assert sum(loaded.values()) < MOST_BYTES
     assert len(policies) == 1 and policies.pop().startswith(POLICY)
-    note, examples = read_playground(json.loads((task_model_folder(MODELS[task]) / "config.json").read_text()))
-    assert page.page.locator("#note").inner_text() == note
+    says, examples = read_playground(json.loads((task_model_folder(MODELS[task]) / "config.json").read_text()))
+    assert page.page.locator("#note").inner_text() == says
     options = page.page.locator("#examples option").all_inner_texts()
     assert len(options) == len(examples) == len(set(options))
     for number in range(len(options)):
