@@ -119,14 +119,20 @@ def _playground_fields(model: Model, settings: InfoSettings) -> dict[str, Json]:
 
 
 def find_links(*, docs: bool) -> dict[str, str]:
-    """The addresses of the service's health, /docs, if it is enabled, and Documentation in the package's metadata."""
+    """The addresses of the service's health, of /docs, if it is enabled, and of the documentation, if it is known."""
     links = {"health": "/v2/health/ready", **({"docs": "/docs"} if docs else {})}
     with suppress(PackageNotFoundError):
-        for entry in metadata("hf-transformer").get_all("Project-URL", []):
-            label, _, address = entry.partition(",")
-            if label.strip().lower() == "documentation":
-                links["documentation"] = address.strip()
+        address = documentation_address(metadata("hf-transformer").get_all("Project-URL", []))
+        links |= {} if address is None else {"documentation": address}
     return links
+
+
+def documentation_address(project_urls: Sequence[str]) -> str | None:
+    """The address of the documentation, or of the repository that has it, in a package's metadata: LABEL, ADDRESS."""
+    addresses = {
+        label.strip().lower(): url.strip() for label, _, url in (entry.partition(",") for entry in project_urls)
+    }
+    return next((addresses[label] for label in ("documentation", "homepage", "repository") if label in addresses), None)
 
 
 def _protocols(model: Model, settings: InfoSettings) -> dict[str, Json]:
