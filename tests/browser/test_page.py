@@ -18,7 +18,7 @@ import pytest
 from tests.browser.conftest import MODELS, Open
 from tests.integration.conftest import ROOT
 
-MOST_BYTES = 60_000
+MOST_BYTES = 100_000
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; "
 PROGRAMS = [
     ("fill_mask", "curl", "paris"),
@@ -61,6 +61,8 @@ def test_the_page_is_light_and_keeps_to_itself(playground: Open, task: str) -> N
     page.open()
     page.page.wait_for_load_state("networkidle")
     assert len(loaded) >= 7
+    label = page.page.locator("#run").inner_text()
+    assert page.page.locator("#out").inner_text() == f"Press {label} to see what the model says."
     assert sum(loaded.values()) < MOST_BYTES
     assert len(policies) == 1 and policies.pop().startswith(POLICY)
 
