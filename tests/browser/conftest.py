@@ -94,8 +94,12 @@ class Playground:
         return str(self.page.locator("#error").inner_text())
 
     def field(self, label: str) -> Any:
-        """The control with this label."""
-        return self.page.get_by_label(label, exact=True)
+        """The control with this label. Unfolds the part of the form that it is in."""
+        control = self.page.get_by_label(label, exact=True)
+        fold = self.page.locator("#fields .fold:not([open])", has=control)
+        if fold.count():
+            fold.locator("summary").click()
+        return control
 
     def code(self, tab: str) -> str:
         """The request as a program."""

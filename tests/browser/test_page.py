@@ -20,7 +20,7 @@ from tests.browser.conftest import MODELS, Open
 from tests.integration.conftest import ROOT
 from tests.support.triton_repository import task_model_folder
 
-MOST_BYTES = 80_000
+MOST_BYTES = 100_000
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; "
 PROGRAMS = [
     ("fill_mask", "curl", "paris"),
@@ -63,6 +63,8 @@ def test_the_page_is_light_keeps_to_itself_and_has_examples_that_work(playground
     page.open()
     page.page.wait_for_load_state("networkidle")
     assert len(loaded) >= 7
+    label = page.page.locator("#run").inner_text()
+    assert page.page.locator("#out").inner_text() == f"Press {label} to see what the model says."
     assert sum(loaded.values()) < MOST_BYTES
     assert len(policies) == 1 and policies.pop().startswith(POLICY)
     told, examples = read_playground(json.loads((task_model_folder(MODELS[task]) / "config.json").read_text()))

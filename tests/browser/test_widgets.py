@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +162,7 @@ def flow_of(page: Playground) -> str:
 def test_a_chat_goes_on(playground: Open) -> None:
     page = playground("text_generation").open()
     page.field("Temperature").fill("0")
+    page.field("Colour tokens by probability").check()
     page.run()
     page.field("Message").fill("What is the capital of italy?")
     page.run()
@@ -229,3 +235,90 @@ def test_every_widget_shows_an_error(playground: Open, task: str) -> None:
     page.page.wait_for_load_state("networkidle")  # the tokens are refused too, perhaps later
     assert page.console and all("413" in line for line in page.console)  # the browser's own notes
     page.console.clear()
+
+
+SHARES = {0: "0 %", 1e-9: "<0.1 %", 0.0009: "<0.1 %", 0.001: "0.1 %", 0.9994: "99.9 %", 0.9997: ">99.9 %", 1: "100.0 %"}
+TOKENS: dict[str, tuple[list[str], str, list[str]]] = {
+    "byte-level": (
+        ["This", "Ġis", "Ċ", "ä½ł", "ðŁ", "Ĵ", "©"],
+        "This is\n你💩",
+        ["This", "␣is", "↵", "你", "F0 9F", "92", "A9"],
+    ),
+    "byte-level, no space": (["Ã©", "tÃ©"], "été", ["é", "té"]),
+    "SentencePiece": (["▁The", "▁", "<0xF0>", "<0x9F>", "x"], "The 💩x", ["␣The", "␣", "F0", "9F", "x"]),
+    "WordPiece": (
+        ["the", "caf", "##é", "Ġ", "▁", "<0xF0>"],
+        "The café Ġ ▁ <0xF0>",
+        ["the", "caf", "##é", "Ġ", "▁", "<0xF0>"],
+    ),
+    "unknown": (["[UNK]", "à"], "💩 à", ["[UNK]", "à"]),
+}
+"""Tokens, their text, and what is shown."""
+
+
+def test_shares_and_tokens_are_told_as_they_are(playground: Open) -> None:
+    page = playground("fill_mask").open()
+
+    def call(name: str, *arguments: Any) -> Any:
+        code = "([name, arguments]) => import('./playground/lib.js').then((lib) => lib[name](...arguments))"
+        return page.page.evaluate(code, [name, list(arguments)])
+
+    assert {share: call("percent", share) for share in SHARES} == SHARES
+    assert [call("fixed", score, 3) for score in (0.0004, 0, -0.2, 12.3456)] == ["<0.001", "0.000", "-0.200", "12.346"]
+    for name, (tokens, text, shown) in TOKENS.items():
+        assert call("readable", tokens, [0] * len(tokens), [text]) == shown, name
+    assert call("readable", ["<s>", "Ġa"], [1, 0], [" a"]) == ["<s>", "␣a"]
+
+
+def test_tokens_of_bytes_are_shown_as_text(playground: Open) -> None:
+    page = playground("text_generation").open()
+    page.field("Message").fill("It is 💩.")
+    page.page.locator("#token-list li").nth(2).wait_for()
+    tokens = page.page.locator("#token-list li code").all_text_contents()
+    assert not any("Ġ" in token for token in tokens) and any(token.startswith("␣") for token in tokens), tokens
+    raw = page.page.locator("#token-list li").evaluate_all("all => all.map(({ title }) => title)")
+    assert any(token.startswith("Ġ") for token in raw), raw
+
+
+@pytest.mark.parametrize("view", ["desktop", "phone"])
+def test_labels_of_the_map_hide_no_other(playground: Open, view: str) -> None:
+    page = playground("text_embedding", view=view)
+    make = random.Random(7)
+    texts = [f"Text {number}" for number in range(24)]
+    # Sixteen of them are nearly the same, two of these the same.
+    vectors = [[1 + make.gauss(0, 0.001 if at < 16 else 1) for _ in range(6)] for at in range(24)]
+    vectors[1] = vectors[0]
+    page.page.route("**:predict", lambda route: route.fulfill(json={"predictions": vectors}))
+    page.open(f"/playground#{encoded({'texts': texts})}")
+    page.run()
+    boxes = page.page.locator("svg circle:not(.point)").evaluate_all(
+        "all => all.map((one) => { const { x, y, width } = one.getBoundingClientRect(); return [x, y, width]; })"
+    )
+    assert len(boxes) == 24 and page.out("svg text") == [str(number + 1) for number in range(24)]
+    around = page.page.locator("svg").bounding_box()
+    assert around
+    for at, (x, y, width) in enumerate(boxes):
+        assert x >= around["x"] and x + width <= around["x"] + around["width"]
+        assert all(math.hypot(x - left, y - top) >= width for left, top, _ in boxes[:at])
+
+
+def encoded(values: Any) -> str:
+    """A fragment of the page's link."""
+    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+
+
+@pytest.mark.parametrize(("task", "label"), [("sequence_classification", "Text"), ("question_answering", "Question")])
+def test_an_empty_text_is_told(playground: Open, task: str, label: str) -> None:
+    page = playground(task).open()
+    page.field(label).fill("")
+    assert page.run() == "The text is empty."
+    assert page.out(":is(li, mark)") == [] and page.error() == ""
+    page.page.get_by_text("No text yet.").wait_for()
+
+
+def test_an_empty_completion_is_told(playground: Open) -> None:
+    page = playground("text2text_generation").open()
+    body = 'data: {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    page.page.route("**/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    assert page.run() == "DoneThe model returned no text."
+    assert page.out(".hint")[0] == "The model returned no text."

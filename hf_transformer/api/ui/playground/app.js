@@ -2,7 +2,7 @@
 
 import { Exchanges, asked } from "./exchange.js";
 import { Form } from "./form.js";
-import { $, Failure, apiKey, el, plural, request, short, vars } from "./lib.js";
+import { $, Failure, apiKey, copy, el, plural, readable, request, short, vars } from "./lib.js";
 import { snippets } from "./snippets.js";
 
 const TOKENS_SHOWN = 400;
@@ -77,6 +77,7 @@ function showLinks(links, version) {
 /** Ends what goes on for the model before. What it still writes goes into elements that are not shown. */
 function leave() {
   running?.abort();
+  page?.leave?.();
   info = running = null;
   clearTimeout(tokenTimer);
   tokenTurn++;
@@ -166,7 +167,17 @@ const pageOf = (info, form) => ({
   /** Says what has happened; `spoken` is for screen readers alone. */
   say: (text, spoken = "") => $("status").replaceChildren(text, el("span", { className: "unseen" }, spoken)),
   times: showTimes,
-  runs: (label) => { $("run").textContent = label; },
+  stop: () => running?.abort(),
+  /** Puts what the button says on it, and into the hint to press it. */
+  runs: (label) => {
+    $("run").textContent = label;
+    for (const hint of document.querySelectorAll("#out > .empty")) hint.textContent = `Press ${label} to see what the model says.`;
+  },
+  clear() {
+    for (const id of ["status", "error", "times"]) $(id).replaceChildren();
+    this.out.replaceChildren(...emptyOut.cloneNode(true).childNodes);
+    this.runs($("run").textContent);
+  },
 });
 
 function fillExamples() {
@@ -211,17 +222,6 @@ function restore() {
   }
 }
 
-async function copy(button, text) {
-  const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Can't copy here";
-  }
-  setTimeout(() => { button.textContent = label; }, 1500);
-}
-
 // A run
 
 async function run() {
@@ -254,7 +254,9 @@ async function run() {
 
 async function predict(values, page, signal) {
   const began = performance.now();
+  const { texts } = widget.tokens(values, info);
   page.out.replaceChildren();
+  if (texts.length && texts.every(isEmpty)) return "The text is empty.";
   const response = await request(info.protocols.v1, widget.body(values, info), signal);
   const { predictions } = await response.json();
   signal.throwIfAborted();
@@ -292,10 +294,12 @@ function changed() {
   tokenTimer = setTimeout(showTokens, 300);
 }
 
+const isEmpty = ([, instance]) => (instance.text ?? instance) === "";
+
 async function showTokens() {
   const turn = ++tokenTurn;
   const wanted = widget.tokens(form.values, info);
-  const texts = wanted.texts.filter(([, instance]) => (instance.text ?? instance) !== "");
+  const texts = wanted.texts.filter((one) => !isEmpty(one));
   let found = [];
   let problem = texts.length ? "" : "No text yet.";
   if (texts.length) {
@@ -320,11 +324,12 @@ function tokenBlock(name, instance, found, open) {
     const span = found.truncated_text?.[found.sequence_ids?.[at] ?? 0];
     return span && !found.special_tokens_mask[at] && found.offsets[at][0] >= span[0];
   };
+  const shown = readable(found.tokens, found.special_tokens_mask, texts);
   const chips = found.tokens.slice(0, TOKENS_SHOWN).map((token, at) => {
     const special = found.special_tokens_mask[at];
     const place = found.offsets && !special ? ` · ${found.offsets[at].join("–")}` : "";
     const kind = special ? "special" : cut(at) ? "cut" : "";
-    return el("li", { className: kind }, el("code", {}, token), el("small", {}, `${found.ids[at]}${place}`));
+    return el("li", { className: kind, title: special ? `${token}: a special token` : token }, el("code", {}, shown[at]), el("small", {}, `${found.ids[at]}${place}`));
   });
   const most = `${found.count.toLocaleString("en")} of ${plural(found.max_length, "token")}`;
   const meter = vars(el("span", { className: "track", "aria-hidden": "true" }, el("i")), { share: found.kept / found.max_length });

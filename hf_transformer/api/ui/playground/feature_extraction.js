@@ -1,4 +1,4 @@
-import { cosine, el, listbox, plural, request, vars } from "./lib.js";
+import { cosine, el, listbox, plural, readable, request, vars } from "./lib.js";
 
 export default {
   form(form) {
@@ -15,7 +15,8 @@ export default {
 
   async show(out, [[vectors]], { text }, { info }) {
     const response = await request(`/v1/models/${info.name}:tokenize`, { instances: [text] });
-    const [{ tokens }] = (await response.json()).predictions;
+    const [{ tokens: raw, special_tokens_mask: isSpecial }] = (await response.json()).predictions;
+    const tokens = readable(raw, isSpecial, [text]);
     // A text that was cut off keeps its last token, which is a special one.
     const names = tokens.length > vectors.length ? [...tokens.slice(0, vectors.length - 1), tokens.at(-1)] : tokens;
     const cells = names.map((name) => el("span", {}, el("code", {}, name), el("small")));

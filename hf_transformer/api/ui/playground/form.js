@@ -204,8 +204,14 @@ export class Form {
     append("");
   }
 
-  /** A value without a control. */
-  hidden(name, value) {
-    this.fields.set(name, { get: () => value, set: (given) => (value = given) });
+  /** A value without a control. `show` shows one before it is set, and may throw. */
+  hidden(name, value, show) {
+    this.fields.set(name, {
+      get: () => value,
+      set: (given) => {
+        show(given);
+        value = given;
+      },
+    });
   }
 }

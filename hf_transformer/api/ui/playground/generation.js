@@ -1,6 +1,7 @@
 // text_generation and text2text_generation: completions and chats over OpenAI's API, streamed.
 
-import { bars, el, events, listbox, percent, plural, request, vars } from "./lib.js";
+import { Chat, NO_TEXT, thoughtOf } from "./chat.js";
+import { bars, el, events, listbox, percent, plural, request, vars, visible } from "./lib.js";
 
 const SLIDERS = {
   temperature: ["Temperature", { value: 0.7, max: 2 }, NaN],
@@ -15,13 +16,23 @@ const SLIDERS = {
 const OF_VLLM = ["top_k", "min_p", "repetition_penalty", "ignore_eos"];
 const CHAT = "Chat";
 const COMPLETION = "Completion";
+const AUTO = "auto";
 
 const chats = (values) => values.mode === CHAT;
 
 /** The messages up to the one to answer; without a new one, the last one again. */
 function saidIn({ messages, message }) {
-  if (message || !messages.length) return [...messages, { role: "user", content: message }];
-  return messages.slice(0, messages.findLastIndex(({ role }) => role === "user") + 1);
+  if (message.trim() || !messages.length) return [...messages, { role: "user", content: message }];
+  return messages.slice(0, messages.findLastIndex(({ role }) => role !== "assistant") + 1);
+}
+
+/** The value of a text in JSON, or the text, of which the service says what is wrong. */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 /** The body of the request that the form stands for. */
@@ -30,6 +41,10 @@ function bodyOf(values, { name, generation }) {
   if (chats(values)) {
     const system = values.system ? [{ role: "system", content: values.system }] : [];
     body.messages = [...system, ...saidIn(values)];
+    if (values.tools?.trim()) {
+      body.tools = parsed(values.tools);
+      if ((values.tool_choice ?? AUTO) !== AUTO) body.tool_choice = values.tool_choice;
+    }
     if (values.schema?.trim()) body.structured_outputs = { json: values.schema };
   } else body.prompt = values.prompt;
   body.max_tokens = values.max_tokens;
@@ -54,26 +69,23 @@ export default {
   form(form, { generation, max_length: most }, page) {
     const { host } = form;
     const [chat, completion] = [el("div"), el("div")];
-    form.hidden("messages", []);
+    form.hidden("messages", [], (messages) => page.chat?.render(messages));
     const modes = form.segments("mode", "Kind of request", generation.chat ? [CHAT, COMPLETION] : [COMPLETION]);
     modes.hidden = !generation.chat;
     host.append(chat, completion);
     form.into(chat);
-    form.text("message", "Message", { rows: 3 });
     form.line("system", "System", { hint: "Instructions for the whole chat, if any." });
-    if (generation.parameters.includes("structured_outputs")) {
-      form.text("schema", "JSON schema", { hint: "The form of a JSON answer." });
+    const structured = generation.parameters.includes("structured_outputs");
+    if (generation.tools || structured) form.fold("Tools and JSON");
+    if (generation.tools) {
+      form.text("tools", "Tools", { hint: "As in OpenAI's API: [{\"type\": \"function\", \"function\": {\"name\": …}}]" });
+      if (structured) form.select("tool_choice", "Choice of a tool", [AUTO, "required", "none"]);
     }
-    const fresh = () => {
-      form.set({ messages: [] });
-      page.out.replaceChildren();
-      page.say("");
-    };
-    chat.append(el("button", { type: "button", className: "quiet", onclick: fresh }, "New chat"));
+    if (structured) form.text("schema", "JSON schema", { hint: "The form of a JSON answer." });
     form.into(completion);
     form.text("prompt", "Prompt", { rows: 4 });
     form.into(host);
-    form.fold("Sampling", true);
+    form.fold("Sampling");
     form.number("max_tokens", "New tokens at most", { value: Math.min(128, generation.max_new_tokens ?? 128, most), max: most });
     const honoured = (name) => generation.parameters.includes(name);
     for (const [name, [label, bounds]] of Object.entries(SLIDERS)) {
@@ -87,11 +99,15 @@ export default {
     form.line("stop", "Stop at", { hint: "A text that ends the answer; \\n is a new line." });
     if (honoured("ignore_eos")) form.toggle("ignore_eos", "Go on after its end");
     form.into(host);
-    if (honoured("logprobs")) form.toggle("logprobs", "Colour tokens by probability", true);
+    if (honoured("logprobs")) {
+      // A chat shows Markdown first; tokens are shown as they are.
+      form.toggle("logprobs", "Colour tokens by probability", !generation.chat).addEventListener("input", () => page.chat?.render());
+    }
+    if (generation.chat) page.chat = new Chat(form, page);
     const show = () => {
       const isChat = chats(form.values);
       [chat.hidden, completion.hidden] = [!isChat, isChat];
-      page.runs(isChat ? "Send" : "Run");
+      page.chat?.show(isChat);
     };
     modes.addEventListener("change", show);
     show();
@@ -122,44 +138,79 @@ export default {
 
   tokens(values) {
     if (!chats(values)) return { texts: [["Prompt", values.prompt]] };
-    return { texts: saidIn(values).map(({ role, content }) => [`${role}: ${content}`, content]), hint: "The chat template puts tokens of its own around it." };
+    const texts = saidIn(values).map(({ role, content }) => [`${role}: ${content}`, content]);
+    return { texts, hint: "The chat template puts tokens of its own around it." };
   },
 
-  async run(values, page, signal) {
-    const isChat = chats(values);
-    const body = { ...bodyOf(values, page.info), stream_options: { include_usage: true } };
-    const history = isChat ? saidIn(values) : [];
-    // T5 and others write a text of their own, which does not go on where the prompt ends.
-    const goesOn = !isChat && page.info.task === "text_generation";
-    const shown = answerOf(page.out, history, goesOn ? values.prompt : "");
-    const clock = { began: performance.now() };
-    let text = "", usage = null, finish = "";
-    const keep = () => {
-      if (isChat && text) page.set({ messages: [...history, { role: "assistant", content: text }], message: "" });
-    };
-    try {
-      const response = await request(pathOf(values, page.info), body, signal);
-      page.times(response, performance.now() - clock.began, "first token");
-      for await (const chunk of events(response)) {
-        usage = chunk.usage ?? usage;
-        for (const choice of chunk.choices) {
-          const piece = isChat ? choice.delta.content ?? "" : choice.text;
-          if (piece && !clock.first) clock.first = performance.now();
-          text += piece;
-          shown.add(piece, scoresOf(choice.logprobs));
-          finish = choice.finish_reason ?? finish;
-        }
-      }
-    } catch (failure) {
-      if (failure.name === "AbortError") keep();
-      shown.end();
-      throw failure;
-    }
-    keep();
-    shown.end(figures(clock, usage, finish));
-    return [finish === "length" ? "Cut off at the limit" : "Done", text];
-  },
+  run: (values, page, signal) => (chats(values) ? answer(values, page, signal) : complete(values, page, signal)),
 };
+
+async function complete(values, page, signal) {
+  const view = tokensView();
+  // T5 and others write a text of their own, which does not go on where the prompt ends.
+  const prompt = page.info.task === "text_generation" ? values.prompt : "";
+  page.out.replaceChildren(el("p", { className: "prose written", dir: "auto" }, el("span", { className: "prompt" }, prompt), view.said));
+  let text = "", said, numbers;
+  try {
+    [said, numbers] = await generate(values, page, signal, (choice, scores) => {
+      text += choice.text;
+      view.add(choice.text, scores);
+    });
+  } finally {
+    view.end();
+    page.out.append(view.told, numbers ?? "");
+  }
+  if (!text) page.out.prepend(el("p", { className: "hint" }, NO_TEXT));
+  return [said, text || NO_TEXT];
+}
+
+async function answer(values, { chat, ...page }, signal) {
+  const { messages, message } = values;
+  if (!message.trim() && (messages.at(-1)?.role ?? "assistant") === "assistant") return "Write a message first.";
+  const history = saidIn(values);
+  const made = { role: "assistant", content: "" };
+  const shown = Object.assign(chat.of(made), { isWhole: false, hasForm: Boolean(values.schema?.trim()) });
+  const view = tokensView();
+  let said, numbers;
+  chat.begin(made, history);
+  try {
+    [said, numbers] = await generate(values, page, signal, ({ delta }, scores) => {
+      made.content += delta.content ?? "";
+      view.add(delta.content, scores);
+      if (scores.length) shown.tokens = view;
+      const thought = delta.reasoning_content ?? delta.reasoning;
+      if (thought) made.reasoning_content = (made.reasoning_content ?? "") + thought;
+      for (const { index, id, function: { name, arguments: text } } of delta.tool_calls ?? []) {
+        made.tool_calls ??= [];
+        made.tool_calls[index] ??= { id, type: "function", function: { name, arguments: "" } };
+        made.tool_calls[index].function.arguments += text ?? "";
+      }
+      chat.grow(made);
+    });
+  } finally {
+    view.end();
+    chat.end(made, history, numbers);
+  }
+  return [said, thoughtOf(made)[1] || made.tool_calls?.map((call) => `Calls ${call.function.name}`).join() || NO_TEXT];
+}
+
+/** Streams an answer, each choice to `take` with the scores of its tokens; what is told of it, and its figures. */
+async function generate(values, page, signal, take) {
+  const body = { ...bodyOf(values, page.info), stream_options: { include_usage: true } };
+  const clock = { began: performance.now() };
+  let usage = null, finish = "";
+  const response = await request(pathOf(values, page.info), body, signal);
+  page.times(response, performance.now() - clock.began, "first token");
+  for await (const chunk of events(response)) {
+    usage = chunk.usage ?? usage;
+    for (const choice of chunk.choices) {
+      if (choice.text || Object.entries(choice.delta ?? {}).some(([name, part]) => name !== "role" && part)) clock.first ??= performance.now();
+      take(choice, scoresOf(choice.logprobs));
+      finish = choice.finish_reason ?? finish;
+    }
+  }
+  return [finish === "length" ? "Cut off at the limit" : "Done", figures(clock, usage, finish)];
+}
 
 /** What is told of each token, in the forms of both routes: [{token, logprob, likeliest: [[token, logprob]]}]. */
 function scoresOf(logprobs) {
@@ -171,15 +222,14 @@ function scoresOf(logprobs) {
     ({ token, logprob: logprobs.token_logprobs[at], likeliest: Object.entries(logprobs.top_logprobs?.[at] ?? {}) }));
 }
 
-/** The place of an answer. `add` appends a piece, coloured by the scores of its tokens if there are some. */
-function answerOf(out, history, prompt) {
+/** The text of an answer, coloured by the probabilities of its tokens if they are known. */
+function tokensView() {
   const said = el("span", { className: "answer" });
-  const bubbles = history.map(({ role, content }) => el("div", { className: `bubble ${role}`, dir: "auto" }, content));
-  out.replaceChildren(history.length
-    ? el("div", { className: "chat", role: "log", "aria-label": "Chat" }, ...bubbles, el("div", { className: "bubble assistant", dir: "auto" }, said))
-    : el("p", { className: "prose written", dir: "auto" }, el("span", { className: "prompt" }, prompt), said));
+  const told = el("div", { className: "likeliest" });
   const parts = [];
   return {
+    said,
+    told,
     add(piece, scores) {
       if (!piece) return;
       if (!scores.length) return said.append(piece);
@@ -192,18 +242,17 @@ function answerOf(out, history, prompt) {
         said.append(span);
       }
     },
-    end(details) {
-      const more = el("div", { className: "likeliest" });
-      if (parts.length) {
-        out.append(more);
-        listbox(said, "Tokens of the answer", parts.map(({ span }) => span), (at) => {
-          const { span, likeliest } = parts[at];
-          more.replaceChildren(el("h3", {}, `Likeliest in the place of “${span.textContent}”`), bars(likeliest.map(([token, logprob]) =>
-            ({ name: JSON.stringify(token).slice(1, -1), share: Math.exp(logprob), value: percent(Math.exp(logprob)) }))));
-        });
-      }
-      if (details) out.append(details);
-      else if (!said.textContent && history.length) said.parentElement.remove();
+    /** Lets tokens be chosen, of which `told` then tells. */
+    end() {
+      if (!parts.length) return;
+      const legend = [0, 0.25, 0.5, 0.75, 1].map((share) => vars(el("span", { className: "token" }, ` ${100 * share} % `), { heat: 1 - share }));
+      const list = el("div");
+      told.append(el("p", { className: "hint legend" }, "Probability of a token: ", ...legend), list);
+      listbox(said, "Tokens of the answer", parts.map(({ span }) => span), (at) => {
+        const { span, likeliest } = parts[at];
+        list.replaceChildren(el("h3", {}, `Likeliest in the place of “${visible(span.textContent)}”`), bars(likeliest.map(([token, logprob]) =>
+          ({ name: visible(token), share: Math.exp(logprob), value: percent(Math.exp(logprob)) }))));
+      });
     },
   };
 }

@@ -15,6 +15,26 @@ export function el(name, given = {}, ...children) {
   return made;
 }
 
+/** Makes these the children of an element. Those at its beginning that are there already are not touched. */
+export function sync(host, nodes) {
+  let same = 0;
+  while (same < nodes.length && host.childNodes[same] === nodes[same]) same++;
+  while (host.childNodes.length > same) host.lastChild.remove();
+  host.append(...nodes.slice(same));
+}
+
+/** Puts a text on the clipboard, which the button then says. */
+export async function copy(button, text) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Can't copy here";
+  }
+  setTimeout(() => { button.textContent = label; }, 1500);
+}
+
 /** Sets custom properties of CSS. */
 export function vars(element, values) {
   for (const [name, value] of Object.entries(values)) element.style.setProperty(`--${name}`, value);
@@ -24,9 +44,57 @@ export function vars(element, values) {
 /** Offsets of the service count code points, and JavaScript's strings UTF-16 units. */
 export const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
 
-export const percent = (score) => `${(100 * score).toFixed(1)} %`;
+/** A number; one that would read as 0 says that it is not. */
+export const fixed = (number, digits) => {
+  const least = 10 ** -digits;
+  return number > 0 && number < least ? `<${least.toFixed(digits)}` : number.toFixed(digits);
+};
+/** A share in percent: neither 0 % nor 100 % unless it is. */
+export const percent = (share) =>
+  (share < 1 && share >= 0.9995 ? ">99.9 %" : `${share ? fixed(100 * share, 1) : 0} %`);
 export const short = (text, length = 48) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+// GPT-2's letters for bytes: printable ones stand for themselves, the others for the letters from U+0100 on.
+const isPrintable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte < 256 && byte !== 173);
+const BYTES = new Map();
+for (let byte = 0, next = 256; byte < 256; byte++) BYTES.set(String.fromCodePoint(isPrintable(byte) ? byte : next++), byte);
+
+const utf8 = new TextEncoder();
+/** Tokenizers that don't keep the text as it is: a token to bytes, and signs of theirs. */
+const SPELLINGS = [
+  [(token) => Array.from(token, (letter) => BYTES.get(letter) ?? NaN), /[\u0100-\u0143]/g], // byte-level BPE
+  [(token) => (/^<0x[\dA-F]{2}>$/.test(token) ? [parseInt(token.slice(3), 16)] : [...utf8.encode(token.replaceAll("▁", " "))]), /▁/g], // SentencePiece
+];
+
+/** White space as signs that are seen. */
+export const visible = (text) => text.replace(/[ \n\t]/g, (space) => ({ " ": "␣", "\n": "↵", "\t": "⇥" })[space]);
+
+/**
+ * Tokens as people read them: for a tokenizer that spells bytes or spaces, their text, or bytes that are no whole
+ * character. It is one if its signs are in tokens but not in the texts, or if only decoded tokens are the texts.
+ */
+export function readable(tokens, isSpecial, texts) {
+  const bare = (text) => text.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
+  const own = tokens.filter((_, at) => !isSpecial[at]);
+  const isNew = (part) => !texts.some((text) => text.includes(part));
+  const [spelling] = SPELLINGS.find(([decode, signs]) => {
+    const bytes = own.flatMap(decode);
+    if (bytes.some(Number.isNaN)) return false;
+    const decoded = bare(new TextDecoder().decode(Uint8Array.from(bytes)));
+    return (own.join("").match(signs) ?? []).some(isNew) || (own.some(isNew) && texts.every((text) => decoded.includes(bare(text))));
+  }) ?? [];
+  if (!spelling) return tokens;
+  return tokens.map((token, at) => {
+    if (isSpecial[at]) return token;
+    const bytes = spelling(token);
+    try {
+      return visible(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(bytes)));
+    } catch {
+      return bytes.map((byte) => byte.toString(16).toUpperCase().padStart(2, "0")).join(" ");
+    }
+  });
+}
 
 /** A hue of its own for a label; labels with the same end (B-PER, I-PER) share it. */
 export function hue(label) {
@@ -56,8 +124,8 @@ export function marked(text, label, tone = label) {
 export function table(caption, heads, rows) {
   return el("div", { className: "scroll", tabIndex: 0, role: "group", "aria-label": caption }, el("table", {},
     el("caption", { className: "unseen" }, caption),
-    el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))),
-    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, cell)))))));
+    el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, ...[head].flat())))),
+    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, ...[cell].flat())))))));
 }
 
 /** Makes a row of elements a list box: one of them is chosen, by a click or by the arrow keys. */

@@ -1,4 +1,4 @@
-import { bars, el, marked, percent, slice } from "./lib.js";
+import { bars, el, fixed, marked, percent, slice } from "./lib.js";
 
 export default {
   form(form) {
@@ -26,7 +26,7 @@ export default {
     if (!answers.length) return "No answer.";
     const prose = el("p", { className: "prose", dir: "auto" });
     const choose = ({ start, end, score }) => {
-      const answer = marked(slice(context, start, end), score.toFixed(2), "answer");
+      const answer = marked(slice(context, start, end), fixed(score, 2), "answer");
       prose.replaceChildren(slice(context, 0, start), answer, slice(context, end));
     };
     const names = answers.map(({ answer, start }, at) =>

@@ -1,4 +1,4 @@
-import { el, plural, short, vars } from "./lib.js";
+import { el, fixed, plural, short, vars } from "./lib.js";
 
 const usable = ({ documents }) => documents.filter((one) => one.trim());
 
@@ -30,7 +30,7 @@ export default {
       const moved = index - place;
       const note = moved ? `${moved > 0 ? "↑" : "↓"} was ${index + 1}` : "";
       const bar = vars(el("span", { className: "track", "aria-hidden": "true" }, el("i")), { share: Math.max(0, score / most) });
-      return el("li", {}, el("p", { dir: "auto" }, texts[index]), bar, el("b", {}, score.toFixed(3)), el("small", {}, note));
+      return el("li", {}, el("p", { dir: "auto" }, texts[index]), bar, el("b", {}, fixed(score, 3)), el("small", {}, note));
     })));
     return `Best of ${plural(ranked.length, "document")}: ${short(texts[ranked[0].index])}`;
   },

@@ -82,17 +82,44 @@ function map(texts, alike) {
   svg.setAttribute("viewBox", "-120 -60 240 120");
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", `Map of ${plural(count, "text")}`);
-  const draw = (name, given, text) => {
+  const draw = (name, given, ...children) => {
     const made = document.createElementNS(SVG, name);
     for (const [key, value] of Object.entries(given)) made.setAttribute(key, value);
-    if (text) made.textContent = text;
-    svg.append(made);
+    made.append(...children);
+    return svg.appendChild(made);
   };
   draw("path", { d: "M-116 0H116M0-56V56" });
-  texts.forEach((_, at) => {
-    const [x, y] = [(axes[0][at] / most) * 100, (axes[1][at] / most) * 48];
-    draw("circle", { cx: x, cy: y, r: 7.5 });
-    draw("text", { x, y: y + 3.2 }, `${at + 1}`);
+  const points = axes[0].map((x, at) => [(x / most) * 100, (axes[1][at] / most) * 48]);
+  const radius = Math.min(7.5, 55 / Math.sqrt(count)); // of labels that together cover a third of the map
+  const places = labels(points, radius);
+  points.forEach(([x, y], at) => {
+    draw("path", { class: "lead", d: `M${x} ${y}L${places[at]}` });
+    draw("circle", { class: "point", cx: x, cy: y, r: 1.5 });
+  });
+  places.forEach(([x, y], at) => {
+    const title = document.createElementNS(SVG, "title");
+    title.append(texts[at]);
+    draw("circle", { cx: x, cy: y, r: radius }, title);
+    vars(draw("text", { x, y: y + radius * 0.42 }, `${at + 1}`), { size: `${radius * 1.2}px` });
   });
   return el("figure", {}, el("figcaption", {}, "Map: texts that are alike are near each other"), svg);
+}
+
+/** A place for the label of each point: on it, or if that hides another point, in the nearest free cell of a grid. */
+function labels(points, radius) {
+  const near = ([x, y], [a, b], most) => Math.hypot(a - x, b - y) < most;
+  const alone = points.map((point, at) => !points.some((other, place) => place !== at && near(point, other, 2 * radius + 1)));
+  const fixed = points.filter((_, at) => alone[at]);
+  const cells = [];
+  for (let x = radius - 118; x <= 118 - radius; x += 2 * radius + 1) {
+    for (let y = radius - 58; y <= 58 - radius; y += 2 * radius + 1) {
+      if (fixed.every((point) => !near(point, [x, y], 2 * radius + 1))) cells.push([x, y, points.some((point) => near(point, [x, y], radius + 2))]);
+    }
+  }
+  return points.map(([x, y], at) => {
+    if (alone[at] || !cells.length) return [x, y];
+    const cost = ([a, b, hides]) => Math.hypot(a - x, b - y) + (hides ? 40 : 0);
+    const best = cells.reduce((least, cell, place) => (cost(cell) < cost(cells[least]) ? place : least), 0);
+    return cells.splice(best, 1)[0].slice(0, 2);
+  });
 }

@@ -1,4 +1,4 @@
-import { el, marked, percent, plural, slice, table } from "./lib.js";
+import { el, fixed, marked, percent, plural, slice, table } from "./lib.js";
 
 const STRATEGIES = ["simple", "first", "average", "max", "none"];
 
@@ -31,7 +31,7 @@ export default {
     for (const { start, end, entity, entity_group: group, score } of entities) {
       if (start < at) continue;
       const label = group ?? entity;
-      shown.append(slice(text, at, start), marked(slice(text, start, end), `${label} ${score.toFixed(2)}`, label));
+      shown.append(slice(text, at, start), marked(slice(text, start, end), `${label} ${fixed(score, 2)}`, label));
       at = end;
     }
     shown.append(slice(text, at));
