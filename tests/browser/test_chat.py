@@ -202,6 +202,7 @@ def test_markdown_becomes_elements(chat: Callable[..., Playground]) -> None:
     assert {tag: page.out(f".markdown {tag}") for tag in TAGS} == TAGS
     links = page.page.locator(".markdown a").evaluate_all("links => links.map(({ href, rel }) => [href, rel])")
     assert links[0] == ["https://docs.python.org/3/", "noopener noreferrer"]
+    assert "<" not in page.out(".markdown")[0]
     page.page.locator("figure").get_by_role("button", name="Copy").click()
     button(page, "Copied").wait_for()
     assert page.page.evaluate("navigator.clipboard.readText()") == 'def f(x):\n    return "*x*"'
