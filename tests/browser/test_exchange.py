@@ -43,7 +43,7 @@ def test_the_response_is_shown_as_it_came(playground: Open) -> None:
 def test_numbers_and_texts_stay_as_they_came(playground: Open) -> None:
     page = playground("fill_mask").open()
     raw = r'{"a":[1.0,1e-7,12345678901234567890],"b":"[ x,  y ] \" {","c":[],"d":{},"e":[[true,null],["p","q"]]}'
-    shown = page.page.evaluate("async (raw) => (await import('./playground/exchange.js')).pretty(raw)", raw)
+    shown = page.page.evaluate("async (raw) => (await import('./playground/lib.js')).pretty(raw)", raw)
     assert shown.splitlines()[1:3] == ['  "a": [1.0, 1e-7, 12345678901234567890],', r'  "b": "[ x,  y ] \" {",']
     assert json.loads(shown) == json.loads(raw)
 

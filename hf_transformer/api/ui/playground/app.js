@@ -2,7 +2,7 @@
 
 import { Exchanges, asked } from "./exchange.js";
 import { Form } from "./form.js";
-import { $, Failure, apiKey, copy, el, plural, readable, request, short, vars } from "./lib.js";
+import { $, Failure, apiKey, copy, el, facts, hint, linkTo, listbox, plural, readable, request, short, slice, tokenize, track, vars, words } from "./lib.js";
 import { snippets } from "./snippets.js";
 
 const TOKENS_SHOWN = 400;
@@ -12,7 +12,8 @@ let info, widget, form, page, running, tokenTimer, startTimer, offerTimer, token
 /** Name -> the form of a model shown before, to show its values again. */
 const forms = new Map();
 const emptyOut = $("out").cloneNode(true);
-const words = (task) => task.replaceAll("_", " ");
+const empty = (...ids) => ids.forEach((id) => $(id).replaceChildren());
+const tell = (...about) => $("about").replaceChildren(...about.filter(Boolean).map((fact) => el("span", {}, fact)));
 const ask = async (path) => (await request(path)).json();
 
 /** Shows the model that the address names, or the first one. Tries again until it is ready. */
@@ -44,9 +45,7 @@ function show(model, itsWidget) {
   [info, widget] = [model, itsWidget];
   document.title = `${info.name} · ${words(info.task)}`;
   $("title").textContent = info.name;
-  const version = info.version ? `version ${info.version}` : null;
-  const facts = [words(info.task), version, `up to ${plural(info.max_length, "token")}`];
-  $("about").replaceChildren(...facts.filter(Boolean).map((fact) => el("span", {}, fact)));
+  tell(words(info.task), info.version && `version ${info.version}`, `up to ${plural(info.max_length, "token")}`);
   form = new Form($("fields"), changed);
   page = pageOf(info, form);
   page.runs("Run");
@@ -81,7 +80,7 @@ function leave() {
   info = running = null;
   clearTimeout(tokenTimer);
   tokenTurn++;
-  for (const id of ["note", "fields", "status", "error", "times", "token-list"]) $(id).replaceChildren();
+  empty("note", "fields", "status", "error", "times", "token-list");
   $("out").replaceWith(emptyOut.cloneNode(true));
   exchanges.clear("A run shows here what the service answers, as it came.");
   $("stop").hidden = true;
@@ -99,8 +98,6 @@ function showProblem(failure, chosen) {
 
 // Several models: the query of the address names the one that is shown. Without it all of them are.
 
-const linkTo = (model) => `?${new URLSearchParams({ model })}`;
-
 async function showOverview(all) {
   const { overview } = await import("./overview.js");
   leave();
@@ -109,9 +106,8 @@ async function showOverview(all) {
   document.title = $("title").textContent = "Playground";
   const models = all.filter(({ of }) => !of);
   const waiting = models.filter(({ ready }) => !ready).length;
-  const about = [plural(models.length, "model"), waiting ? `${waiting} not ready` : ""].filter(Boolean);
-  $("about").replaceChildren(...about.map((fact) => el("span", {}, fact)));
-  overview($("overview"), all, words);
+  tell(plural(models.length, "model"), waiting && `${waiting} not ready`);
+  overview($("overview"), all);
 }
 
 function go(address) {
@@ -158,14 +154,14 @@ async function offer() {
 const pageOf = (info, form) => ({
   info,
   out: $("out"),
-  run: () => run(),
-  changed: () => changed(),
-  set: (values) => {
+  run,
+  changed,
+  set(values) {
     form.set(values);
     changed();
   },
   /** Says what has happened; `spoken` is for screen readers alone. */
-  say: (text, spoken = "") => $("status").replaceChildren(text, el("span", { className: "unseen" }, spoken)),
+  say: (text, spoken = "") => $("status").replaceChildren(text, el("span.unseen", {}, spoken)),
   times: showTimes,
   stop: () => running?.abort(),
   /** Puts what the button says on it, and into the hint to press it. */
@@ -174,7 +170,7 @@ const pageOf = (info, form) => ({
     for (const hint of document.querySelectorAll("#out > .empty")) hint.textContent = `Press ${label} to see what the model says.`;
   },
   clear() {
-    for (const id of ["status", "error", "times"]) $(id).replaceChildren();
+    empty("status", "error", "times");
     this.out.replaceChildren(...emptyOut.cloneNode(true).childNodes);
     this.runs($("run").textContent);
   },
@@ -228,8 +224,7 @@ async function run() {
   running?.abort();
   const own = (running = new AbortController());
   const values = form.values;
-  $("error").replaceChildren();
-  $("times").replaceChildren();
+  empty("error", "times");
   $("stop").hidden = false;
   $("out").ariaBusy = "true";
   exchanges.watch(own.signal, info.name, values);
@@ -278,11 +273,12 @@ function showTimes(response, total, what = "total") {
   const rest = total - stages.reduce((sum, [, duration]) => sum + duration, 0);
   const parts = [...stages, ["network", Math.max(0, rest)]];
   $("times").replaceChildren(
-    el("div", { className: "stack", "aria-hidden": "true" },
+    el("div.stack", { "aria-hidden": "true" },
       ...parts.map(([name, duration]) => vars(el("i", { className: name }), { share: duration }))),
-    el("dl", {}, ...parts.map(([name, duration]) =>
-      el("div", { className: name }, el("dt", {}, name), el("dd", {}, `${duration.toFixed(duration < 10 ? 2 : 0)} ms`))),
-      el("div", {}, el("dt", {}, what), el("dd", {}, `${total.toFixed(1)} ms`))));
+    el("dl", {}, ...facts([
+      ...parts.map(([name, duration]) => [name, `${duration.toFixed(duration < 10 ? 2 : 0)} ms`, name]),
+      [what, `${total.toFixed(1)} ms`],
+    ])));
 }
 
 // What goes with the input: its tokens and the request.
@@ -306,15 +302,14 @@ async function showTokens() {
     const body = { instances: texts.map(([, instance]) => instance) };
     if (wanted.parameters) body.parameters = wanted.parameters;
     try {
-      const response = await request(`/v1/models/${info.name}:tokenize`, body);
-      found = (await response.json()).predictions;
+      found = await tokenize(info.name, body);
     } catch (failure) {
       problem = failure.message;
     }
   }
   if (turn !== tokenTurn) return; // something was typed meanwhile
   const blocks = found.map((tokens, at) => tokenBlock(texts[at][0], texts[at][1], tokens, at === 0));
-  const hints = [problem, wanted.hint].filter(Boolean).map((hint) => el("p", { className: "hint" }, hint));
+  const hints = [problem, wanted.hint].filter(Boolean).map((text) => hint(text));
   $("token-list").replaceChildren(...blocks, ...hints);
 }
 
@@ -332,15 +327,14 @@ function tokenBlock(name, instance, found, open) {
     return el("li", { className: kind, title: special ? `${token}: a special token` : token }, el("code", {}, shown[at]), el("small", {}, `${found.ids[at]}${place}`));
   });
   const most = `${found.count.toLocaleString("en")} of ${plural(found.max_length, "token")}`;
-  const meter = vars(el("span", { className: "track", "aria-hidden": "true" }, el("i")), { share: found.kept / found.max_length });
   const more = found.count - TOKENS_SHOWN;
-  const lost = (found.truncated_text ?? []).map((span, at) => span && Array.from(texts[at]).slice(...span).join(""));
-  return el("details", { open },
-    el("summary", {}, el("span", {}, short(name)), el("span", { className: "count" }, most)), meter,
+  const lost = (found.truncated_text ?? []).map((span, at) => span && slice(texts[at], ...span));
+  return el("details.fold", { open },
+    el("summary", {}, el("span", {}, short(name)), el("span.count", {}, most)), track(found.kept / found.max_length),
     found.truncated
-      ? el("p", { className: "warning" }, `${plural(found.truncated, "token")} cut off: `, el("q", {}, short(lost.find(Boolean) ?? "", 200)))
+      ? el("p.warning", {}, `${plural(found.truncated, "token")} cut off: `, el("q", {}, short(lost.find(Boolean) ?? "", 200)))
       : null,
-    el("ol", { className: "tokens", tabIndex: 0, "aria-label": `Tokens of ${short(name)}` }, ...chips), more > 0 ? el("p", { className: "hint" }, `… and ${more} more`) : null);
+    el("ol.tokens", { tabIndex: 0, "aria-label": `Tokens of ${short(name)}` }, ...chips), more > 0 ? hint(`… and ${more} more`) : null);
 }
 
 let tab = 0;
@@ -348,29 +342,19 @@ let tab = 0;
 function showRequest() {
   const found = snippets(widget, form.values, info);
   tab = Math.min(tab, found.length - 1);
-  const tabs = found.map(([name], at) => el("button", {
-    type: "button", role: "tab", id: `tab-${at}`, "aria-controls": "code", "aria-selected": `${at === tab}`,
-    tabIndex: at === tab ? 0 : -1, textContent: name, onclick: () => choose(at),
-    onkeydown: (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (step) choose((at + step + found.length) % found.length);
-    },
-  }));
-  const choose = (at) => {
-    tab = at;
-    showRequest();
-    $(`tab-${at}`).focus();
-  };
+  const tabs = found.map(([name], at) => el("button", { type: "button", id: `tab-${at}`, "aria-controls": "code" }, name));
   $("tabs").replaceChildren(...tabs);
-  $("code").setAttribute("aria-labelledby", `tab-${tab}`);
-  $("code").replaceChildren(el("code", {}, found[tab][1]));
+  const choose = listbox($("tabs"), "Program", tabs, (at) => {
+    tab = at;
+    $("code").setAttribute("aria-labelledby", `tab-${at}`);
+    $("code").replaceChildren(el("code", {}, found[at][1]));
+  }, ["tablist", "tab"]);
+  choose(tab, false);
 }
 
-const exchanges = new Exchanges(copy, (model, values) => {
-  if (model === info.name) {
-    form.set(values);
-    changed();
-  } else {
+const exchanges = new Exchanges((model, values) => {
+  if (model === info.name) page.set(values);
+  else {
     forms.set(model, { values });
     go(linkTo(model));
   }

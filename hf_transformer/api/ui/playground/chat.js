@@ -1,6 +1,6 @@
 // The conversation of a chat: messages with what can be done with them, and the box under them.
 
-import { $, copy, el, sync, vars } from "./lib.js";
+import { $, button, copy, el, hint, parsed, pretty, sync, vars } from "./lib.js";
 import { codeBlock, showMarkdown } from "./markdown.js";
 
 export const NO_TEXT = "The model returned no text.";
@@ -11,7 +11,7 @@ export class Chat {
   constructor(form, page) {
     Object.assign(this, { form, page });
     this.known = new WeakMap(); // message -> what is shown of it
-    this.log = el("div", { className: "chat", role: "log", "aria-label": "Chat", "aria-live": "off" }); // the status is read
+    this.log = el("div.chat", { role: "log", "aria-label": "Chat", "aria-live": "off" }); // the status is read
     this.fresh = button("New chat", () => {
       this.answer = null;
       page.stop();
@@ -115,25 +115,25 @@ export class Chat {
   make(message) {
     const { role, content } = message;
     const thoughts = el("p");
-    const reasoning = el("details", { className: "fold", hidden: true }, el("summary", {}, "Reasoning"), thoughts);
-    const body = el("div", { className: `bubble ${role}`, dir: "auto" }, role === "assistant" ? null : pretty(content) ?? content);
-    const markdown = el("div", { className: "markdown answer" });
+    const reasoning = el("details.fold", { hidden: true }, el("summary", {}, "Reasoning"), thoughts);
+    const body = el("div", { className: `bubble ${role}`, dir: "auto" }, role === "assistant" ? null : inLines(content) ?? content);
+    const markdown = el("div.markdown.answer", {});
     const told = el("div");
     const calls = el("div");
-    const note = el("span", { className: "hint" });
+    const note = el("span.hint", {});
     const retry = button("Retry", () => this.again(message, ...(role === "user" ? [message] : [])));
     const actions = {
       user: [button("Edit", () => this.edit(message, body)), retry],
       assistant: [button("Copy", ({ target }) => copy(target, message.content)), retry],
     };
     const element = el("article", { className: `message ${role}`, "aria-label": NAMES[role] }, reasoning, body, told, calls,
-      el("div", { className: "foot" }, ...(actions[role] ?? []), note));
-    const made = { element, isWhole: true, show: () => {} };
+      el("div.foot", {}, ...(actions[role] ?? []), note));
+    const made = { element, body, isWhole: true, show: () => {} };
     if (role === "assistant") made.show = () => {
       const [thought, text] = thoughtOf(message);
       const { isWhole, hasForm, tokens } = made;
       const asTokens = tokens && this.form.values.logprobs;
-      const json = isWhole && pretty(text);
+      const json = isWhole && inLines(text);
       reasoning.hidden = !thought;
       thoughts.textContent = thought;
       body.hidden = !text && message.tool_calls;
@@ -142,7 +142,7 @@ export class Chat {
       else if (json) body.replaceChildren(codeBlock(json, "JSON"));
       else {
         showMarkdown(markdown, text);
-        sync(body, [isWhole && !text ? el("p", { className: "hint" }, NO_TEXT) : markdown]);
+        sync(body, [isWhole && !text ? hint(NO_TEXT) : markdown]);
       }
       if (isWhole && (hasForm || json)) note.textContent = isJson(text) ? "Valid JSON" : "Not valid JSON";
       if (message.tool_calls && !made.hasCalls) calls.replaceChildren(...this.calls(message, isWhole));
@@ -162,16 +162,14 @@ export class Chat {
   /** The calls of a message, and fields for the tools' answers, which are shown while it is the last one. */
   calls(message, isWhole) {
     const shown = message.tool_calls.map(({ function: { name, arguments: text } }) =>
-      el("div", {}, el("p", {}, "Calls ", el("code", {}, name)), codeBlock((isWhole && pretty(text)) || text, "arguments")));
+      el("div", {}, el("p", {}, "Calls ", el("code", {}, name)), codeBlock((isWhole && inLines(text)) || text, "arguments")));
     const boxes = message.tool_calls.map(({ function: { name } }) =>
       el("textarea", { rows: 1, "aria-label": `Answer of ${name}`, placeholder: `Answer of ${name}` }));
     const send = () => this.again(message, message, ...message.tool_calls.map(({ id }, at) => ({ role: "tool", tool_call_id: id, content: boxes[at].value })));
     for (const box of boxes) sends(box, send);
-    return [...shown, isWhole ? el("div", { className: "answers" }, ...boxes, button("Send answer", send)) : ""];
+    return [...shown, isWhole ? el("div.answers", {}, ...boxes, button("Send answer", send)) : ""];
   }
 }
-
-const button = (label, onclick) => el("button", { type: "button", className: "quiet", onclick }, label);
 
 /** Enter sends; Shift+Enter breaks the line, and so does an Enter that ends the composition of a letter. */
 function sends(box, send) {
@@ -184,28 +182,19 @@ function sends(box, send) {
 }
 
 /** What a model thinks, in a field of its own or in front of the text, and what it says. */
-export function thoughtOf({ content, reasoning_content: thought = "" }) {
+function thoughtOf({ content, reasoning_content: thought = "" }) {
   const found = /^\s*<think>(.*?)(?:<\/think>\s*(.*))?$/s.exec(content);
   return found ? [thought + found[1].trim(), found[2] ?? ""] : [thought, content];
 }
 
-function isJson(text) {
-  try {
-    return JSON.parse(text) !== undefined;
-  } catch {
-    return false;
-  }
+/** The text of an answer as it is shown, to be read aloud: without marks, and a line for each block. */
+export function spoken(shown) {
+  const copied = shown.cloneNode(true);
+  for (const caption of copied.querySelectorAll("figcaption")) caption.remove();
+  for (const block of copied.querySelectorAll("p, pre, th, td, h3, h4, h5, h6")) block.append("\n");
+  return copied.textContent.trim();
 }
 
-/** An object or a list in JSON with line breaks; null for other texts. Numbers stay as they are written. */
-function pretty(text) {
-  if (!/^\s*[[{]/.test(text) || !isJson(text)) return null;
-  let depth = 0;
-  const line = (by) => `\n${"  ".repeat(depth += by)}`;
-  return text.replace(/"(?:[^"\\]|\\.)*"|\s+|[[{]\s*[\]}]|[[\]{},:]/g, (part) => {
-    if (part[0] === '"') return part;
-    if (/[[{]/.test(part)) return part.length > 1 ? part.replace(/\s/g, "") : part + line(1);
-    if (/[\]}]/.test(part)) return line(-1) + part;
-    return part === "," ? part + line(0) : part === ":" ? ": " : "";
-  });
-}
+const isJson = (text) => parsed(text) !== undefined;
+/** An object or a list in JSON with line breaks; null for other texts. */
+const inLines = (text) => (/^\s*[[{]/.test(text) && isJson(text) ? pretty(text) : null);

@@ -1,6 +1,6 @@
 // The responses of the runs as they came, and the last requests to look at again. They are gone with the page.
 
-import { $, el, short } from "./lib.js";
+import { $, copy, el, facts, pretty, short } from "./lib.js";
 
 const MOST_EXCHANGES = 20;
 /** Characters of a body that are kept, to be copied. */
@@ -9,18 +9,7 @@ const MOST_SHOWN = 20_000;
 
 const bytes = (count) => (count < 1000 ? `${count} B` : `${(count / 1000).toFixed(1)} kB`);
 
-/** JSON in lines. Numbers stay as they came, and so does a list of numbers in one line. */
-export function pretty(json) {
-  let depth = 0;
-  const line = () => `\n${"  ".repeat(depth)}`;
-  return json.replace(/"(?:[^"\\]|\\.)*"|\{\s*\}|\[[^"[\]{}]*\]|[[\]{},:]|\s+/g, (part) => {
-    if (!part.trim()) return "";
-    if (part.length > 1) return part[0] === "[" ? part.replace(/\s+/g, "").replaceAll(",", ", ") : part;
-    if ("[{".includes(part)) return depth++, part + line();
-    if ("]}".includes(part)) return depth--, line() + part;
-    return part === "," ? part + line() : part === ":" ? ": " : part;
-  });
-}
+const code = (tag, status) => el(tag, { className: status < 400 ? null : "failed" }, `${status}`);
 
 /** The text of a request: its prompt, its last message, or its first instance. */
 export function asked({ messages, prompt, instances }) {
@@ -30,8 +19,8 @@ export function asked({ messages, prompt, instances }) {
 }
 
 export class Exchanges {
-  /** `copy(button, text)`; `use(model, values)` puts the input of an exchange into the form. */
-  constructor(copy, use) {
+  /** `use(model, values)` puts the input of an exchange into the form. */
+  constructor(use) {
     this.list = [];
     $("copy-body").onclick = () => copy($("copy-body"), this.shown.text);
     $("use").onclick = () => use(this.shown.model, this.shown.values);
@@ -51,10 +40,10 @@ export class Exchanges {
   }
 
   _record({ response, began, ...about }) {
-    const exchange = { ...about, at: new Date(), took: performance.now() - began, size: 0, text: "", note: "", done: false };
-    exchange.status = response.status;
-    exchange.headers = [...response.headers];
-    exchange.isJson = /json/.test(response.headers.get("content-type"));
+    const { status, headers } = response;
+    const isJson = /json/.test(headers.get("content-type"));
+    const came = { at: new Date(), took: performance.now() - began, size: 0, text: "", note: "", done: false };
+    const exchange = { ...about, ...came, status, headers: [...headers], isJson };
     this.list = [exchange, ...this.list].slice(0, MOST_EXCHANGES);
     this.shown = exchange;
     this._read(exchange, response.clone().body.getReader(), began);
@@ -93,16 +82,16 @@ export class Exchanges {
     $("use").hidden = !shown || shown === list[0];
     $("history").hidden = !list.length;
     $("exchanges").replaceChildren(...list.map((one) => this._row(one)));
-    const facts = shown ? [el("b", { className: shown.status < 400 ? "" : "failed" }, `${shown.status}`), ` · ${shown.took.toFixed(1)} ms · ${bytes(shown.size)}`] : [];
-    $("response-status").replaceChildren(...facts);
+    $("response-status").replaceChildren();
     if (!shown) return;
+    $("response-status").append(code("b", shown.status), ` · ${shown.took.toFixed(1)} ms · ${bytes(shown.size)}`);
     const text = shown.text.slice(0, MOST_SHOWN);
     const rest = shown.text.length - text.length;
     const cut = rest > 0 ? `… and ${rest.toLocaleString("en")}${shown.text.length < MOST_KEPT ? "" : " and more"} characters, which are not shown.` : "";
     $("body").textContent = (shown.isJson ? pretty(text) : text) || "(empty)";
     $("body").ariaBusy = `${!shown.done}`;
     $("body-note").textContent = [cut, shown.note].filter(Boolean).join(" ");
-    $("headers").replaceChildren(...shown.headers.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+    $("headers").replaceChildren(...facts(shown.headers));
     $("sent").textContent = `POST ${shown.path}\n\n${pretty(JSON.stringify(shown.body))}`;
   }
 
@@ -116,7 +105,7 @@ export class Exchanges {
     };
     return el("li", {}, el("button", { type: "button", className: "pick", "aria-pressed": `${exchange === this.shown}`, onclick: look },
       el("time", {}, at.toLocaleTimeString("en", { hour12: false })), el("b", {}, short(model, 24)),
-      el("span", { className: status < 400 ? "" : "failed" }, `${status}`), el("span", {}, `${took.toFixed(0)} ms`),
-      el("span", { className: "asked" }, short(asked(body), 90))));
+      code("span", status), el("span", {}, `${took.toFixed(0)} ms`),
+      el("span.asked", {}, short(asked(body), 90))));
   }
 }

@@ -1,6 +1,8 @@
-import { cosine, el, listbox, plural, readable, request, vars } from "./lib.js";
+import { cosine, el, hint, listbox, ofText, plural, readable, tokenize, vars } from "./lib.js";
 
 export default {
+  ...ofText,
+
   form(form) {
     form.text("text", "Text", { rows: 4 });
   },
@@ -9,19 +11,14 @@ export default {
 
   body: ({ text }) => ({ instances: [text] }),
 
-  tensors: ({ text }) => ({ inputs: { text: [text] } }),
-
-  tokens: ({ text }) => ({ texts: [["Text", text]] }),
-
   async show(out, [[vectors]], { text }, { info }) {
-    const response = await request(`/v1/models/${info.name}:tokenize`, { instances: [text] });
-    const [{ tokens: raw, special_tokens_mask: isSpecial }] = (await response.json()).predictions;
+    const [{ tokens: raw, special_tokens_mask: isSpecial }] = await tokenize(info.name, { instances: [text] });
     const tokens = readable(raw, isSpecial, [text]);
     // A text that was cut off keeps its last token, which is a special one.
     const names = tokens.length > vectors.length ? [...tokens.slice(0, vectors.length - 1), tokens.at(-1)] : tokens;
     const cells = names.map((name) => el("span", {}, el("code", {}, name), el("small")));
-    const host = el("div", { className: "heatmap" }, ...cells);
-    const note = el("p", { className: "hint" });
+    const host = el("div.heatmap", {}, ...cells);
+    const note = hint();
     out.append(note, host);
     const choose = listbox(host, "Tokens: choose one to compare the others with", cells, (chosen) => {
       note.textContent = `Similarity of every token to “${names[chosen]}”. Choose another one by a click or the arrow keys.`;

@@ -1,6 +1,8 @@
-import { bars, el, percent } from "./lib.js";
+import { bars, button, el, listed, ofText, percent } from "./lib.js";
 
 export default {
+  ...ofText,
+
   form(form, { mask_token: mask }, page) {
     const text = form.text("text", "Text", { rows: 3, hint: `${mask} stands where a word is missing.` });
     const insert = () => {
@@ -8,7 +10,7 @@ export default {
       text.focus();
       page.changed();
     };
-    form.host.append(el("button", { type: "button", className: "quiet", onclick: insert }, `Insert ${mask}`));
+    form.host.append(button(`Insert ${mask}`, insert));
     form.number("top_k", "Candidates", { value: 5, max: 50 });
     form.line("targets", "Only these words", { hint: "Separated by commas; empty for all words." });
   },
@@ -19,16 +21,9 @@ export default {
   },
 
   body({ text, top_k, targets }) {
-    const words = targets.split(",").map((word) => word.trim()).filter(Boolean);
-    const only = words.length ? { targets: words } : {};
-    return { instances: [text], parameters: { output_format: "pipeline", top_k, ...only } };
+    const words = listed(targets);
+    return { instances: [text], parameters: { output_format: "pipeline", top_k, ...(words.length && { targets: words }) } };
   },
-
-  tensors(values) {
-    return { inputs: { text: [values.text] }, parameters: this.body(values).parameters };
-  },
-
-  tokens: ({ text }) => ({ texts: [["Text", text]] }),
 
   show(out, [found], { text }, page) {
     const masks = Array.isArray(found[0]) ? found : [found];

@@ -1,6 +1,6 @@
 // The fields of a widget. Each has a name, under which its value stands in `values` and in the page's link.
 
-import { el, vars } from "./lib.js";
+import { button, el, listed, vars } from "./lib.js";
 
 let count = 0;
 
@@ -34,33 +34,31 @@ export class Form {
   /** Further fields go into a part that can be folded. */
   fold(label, open = false) {
     const inside = el("div");
-    this.host.append(el("details", { className: "fold", open }, el("summary", {}, label), inside));
+    this.host.append(el("details.fold", { open }, el("summary", {}, label), inside));
     this.host = inside;
   }
 
+  /** Adds a control, whose value is the field's unless the caller sets another one. */
   _labelled(name, label, control, hint) {
     const id = `field-${++count}`;
     control.id = id;
-    const row = el("div", { className: "field" }, el("label", { htmlFor: id }, label), control);
+    const row = el("div.field", {}, el("label", { htmlFor: id }, label), control);
     if (hint) {
       control.setAttribute("aria-describedby", `${id}-hint`);
-      row.append(el("p", { className: "hint", id: `${id}-hint` }, hint));
+      row.append(el("p.hint", { id: `${id}-hint` }, hint));
     }
     this.host.append(row);
     control.addEventListener("input", () => this.changed());
-    return control;
-  }
-
-  text(name, label, { rows = 3, hint } = {}) {
-    const control = this._labelled(name, label, el("textarea", { rows, spellcheck: false, dir: "auto" }), hint);
     this.fields.set(name, { get: () => control.value, set: (value) => (control.value = value) });
     return control;
   }
 
+  text(name, label, { rows = 3, hint } = {}) {
+    return this._labelled(name, label, el("textarea", { rows, spellcheck: false, dir: "auto" }), hint);
+  }
+
   line(name, label, { hint, value = "", ...more } = {}) {
-    const control = this._labelled(name, label, el("input", { spellcheck: false, autocomplete: "off", value, ...more }), hint);
-    this.fields.set(name, { get: () => control.value, set: (text) => (control.value = text) });
-    return control;
+    return this._labelled(name, label, el("input", { spellcheck: false, autocomplete: "off", value, ...more }), hint);
   }
 
   /** A whole number, within bounds. */
@@ -101,7 +99,7 @@ export class Form {
   toggle(name, label, value = false) {
     const control = el("input", { type: "checkbox", checked: value, role: "switch" });
     control.addEventListener("input", () => this.changed());
-    this.host.append(el("label", { className: "toggle" }, control, el("span", {}, label)));
+    this.host.append(el("label.toggle", {}, control, el("span", {}, label)));
     this.fields.set(name, { get: () => control.checked, set: (on) => (control.checked = on) });
     return control;
   }
@@ -110,25 +108,24 @@ export class Form {
   segments(name, label, choices) {
     const group = `segments-${++count}`;
     const inputs = choices.map((value, at) => el("input", { type: "radio", name: group, value, checked: !at }));
-    const row = el("fieldset", { className: "segments" }, el("legend", { className: "unseen" }, label),
+    const row = el("fieldset.segments", {}, el("legend.unseen", {}, label),
       ...inputs.map((input) => el("label", {}, input, el("span", {}, input.value))));
     row.addEventListener("input", () => this.changed());
     this.host.append(row);
-    const field = {
+    this.fields.set(name, {
       get: () => inputs.find((input) => input.checked).value,
       set: (value) => {
         for (const input of inputs) if (input.value === value) input.checked = true;
         row.dispatchEvent(new Event("change"));
       },
-    };
-    this.fields.set(name, field);
+    });
     return row;
   }
 
   /** Short texts as chips: Enter or a comma adds one, Backspace in the empty field takes the last one away. */
   chips(name, label, hint) {
     let items = [];
-    const list = el("ul", { className: "chips" });
+    const list = el("ul.chips", {});
     const control = this._labelled(name, label, el("input", { autocomplete: "off" }), hint);
     control.before(list);
     const show = () => {
@@ -138,17 +135,17 @@ export class Form {
           this.changed();
           control.focus();
         };
-        return el("li", {}, item, el("button", { type: "button", "aria-label": `Remove ${item}`, onclick: drop }, "×"));
+        return el("li", {}, item, button("×", drop, { "aria-label": `Remove ${item}` }));
       }));
     };
     const set = (given) => {
       items = [...new Set(given.map(String))];
       show();
     };
+    const all = () => [...new Set([...items, ...listed(control.value)])];
     const add = () => {
-      const added = control.value.split(",").map((one) => one.trim()).filter(Boolean);
+      if (control.value.trim()) set(all());
       control.value = "";
-      if (added.length) set([...items, ...added]);
       this.changed();
     };
     control.addEventListener("keydown", (event) => {
@@ -161,38 +158,34 @@ export class Form {
       }
     });
     control.addEventListener("blur", add);
-    const typed = () => control.value.split(",").map((one) => one.trim()).filter(Boolean);
-    this.fields.set(name, { get: () => [...new Set([...items, ...typed()])], set });
+    this.fields.set(name, { get: all, set });
   }
 
   /** Several texts, with a button to add one. */
-  list(name, label, one, least = 1) {
-    const rows = el("ol", { className: "texts" });
+  list(name, label, one) {
+    const rows = el("ol.texts", {});
     const number = () => {
       [...rows.children].forEach((row, at) => {
         row.firstChild.setAttribute("aria-label", `${one} ${at + 1}`);
         row.lastChild.setAttribute("aria-label", `Remove ${one.toLowerCase()} ${at + 1}`);
-        row.lastChild.hidden = rows.children.length <= least;
+        row.lastChild.hidden = rows.children.length === 1;
       });
     };
     const append = (value) => {
       const control = el("textarea", { rows: 1, value, spellcheck: false, dir: "auto" });
-      const drop = el("button", { type: "button", className: "quiet", textContent: "×" });
-      const row = el("li", {}, control, drop);
-      control.addEventListener("input", () => this.changed());
-      drop.onclick = () => {
+      const row = el("li", {}, control, button("×", () => {
         (row.nextSibling ?? row.previousSibling)?.firstChild.focus();
         row.remove();
         number();
         this.changed();
-      };
+      }));
+      control.addEventListener("input", () => this.changed());
       rows.append(row);
       number();
       return control;
     };
-    const more = () => append("").focus();
-    this.host.append(el("fieldset", { className: "field" }, el("legend", {}, label), rows,
-      el("button", { type: "button", className: "quiet", onclick: more }, `Add ${one.toLowerCase()}`)));
+    this.host.append(el("fieldset.field", {}, el("legend", {}, label), rows,
+      button(`Add ${one.toLowerCase()}`, () => append("").focus())));
     this.fields.set(name, {
       get: () => [...rows.children].map((row) => row.firstChild.value).filter((text) => text.trim()),
       set: (texts) => {

@@ -1,7 +1,7 @@
 // text_generation and text2text_generation: completions and chats over OpenAI's API, streamed.
 
-import { Chat, NO_TEXT, thoughtOf } from "./chat.js";
-import { bars, el, events, listbox, percent, plural, request, vars, visible } from "./lib.js";
+import { Chat, NO_TEXT, spoken } from "./chat.js";
+import { bars, el, events, facts, hint, listbox, parsed, percent, plural, request, vars, visible } from "./lib.js";
 
 const SLIDERS = {
   temperature: ["Temperature", { value: 0.7, max: 2 }, NaN],
@@ -26,15 +26,6 @@ function saidIn({ messages, message }) {
   return messages.slice(0, messages.findLastIndex(({ role }) => role !== "assistant") + 1);
 }
 
-/** The value of a text in JSON, or the text, of which the service says what is wrong. */
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
-}
-
 /** The body of the request that the form stands for. */
 function bodyOf(values, { name, generation }) {
   const body = { model: name };
@@ -42,7 +33,7 @@ function bodyOf(values, { name, generation }) {
     const system = values.system ? [{ role: "system", content: values.system }] : [];
     body.messages = [...system, ...saidIn(values)];
     if (values.tools?.trim()) {
-      body.tools = parsed(values.tools);
+      body.tools = parsed(values.tools) ?? values.tools; // of which the service says what is wrong
       if ((values.tool_choice ?? AUTO) !== AUTO) body.tool_choice = values.tool_choice;
     }
     if (values.schema?.trim()) body.structured_outputs = { json: values.schema };
@@ -75,7 +66,8 @@ export default {
     host.append(chat, completion);
     form.into(chat);
     form.line("system", "System", { hint: "Instructions for the whole chat, if any." });
-    const structured = generation.parameters.includes("structured_outputs");
+    const honoured = (name) => generation.parameters.includes(name);
+    const structured = honoured("structured_outputs");
     if (generation.tools || structured) form.fold("Tools and JSON");
     if (generation.tools) {
       form.text("tools", "Tools", { hint: "As in OpenAI's API: [{\"type\": \"function\", \"function\": {\"name\": …}}]" });
@@ -87,7 +79,6 @@ export default {
     form.into(host);
     form.fold("Sampling");
     form.number("max_tokens", "New tokens at most", { value: Math.min(128, generation.max_new_tokens ?? 128, most), max: most });
-    const honoured = (name) => generation.parameters.includes(name);
     for (const [name, [label, bounds]] of Object.entries(SLIDERS)) {
       if (name === "min_p") {
         form.into(host);
@@ -149,7 +140,7 @@ async function complete(values, page, signal) {
   const view = tokensView();
   // T5 and others write a text of their own, which does not go on where the prompt ends.
   const prompt = page.info.task === "text_generation" ? values.prompt : "";
-  page.out.replaceChildren(el("p", { className: "prose written", dir: "auto" }, el("span", { className: "prompt" }, prompt), view.said));
+  page.out.replaceChildren(el("p.prose.written", { dir: "auto" }, el("span.prompt", {}, prompt), view.said));
   let text = "", said, numbers;
   try {
     [said, numbers] = await generate(values, page, signal, (choice, scores) => {
@@ -160,7 +151,7 @@ async function complete(values, page, signal) {
     view.end();
     page.out.append(view.told, numbers ?? "");
   }
-  if (!text) page.out.prepend(el("p", { className: "hint" }, NO_TEXT));
+  if (!text) page.out.prepend(hint(NO_TEXT));
   return [said, text || NO_TEXT];
 }
 
@@ -191,7 +182,8 @@ async function answer(values, { chat, ...page }, signal) {
     view.end();
     chat.end(made, history, numbers);
   }
-  return [said, thoughtOf(made)[1] || made.tool_calls?.map((call) => `Calls ${call.function.name}`).join() || NO_TEXT];
+  // A hidden body has no text beside the calls.
+  return [said, shown.body.hidden ? made.tool_calls.map((call) => `Calls ${call.function.name}`).join() : spoken(shown.body)];
 }
 
 /** Streams an answer, each choice to `take` with the scores of its tokens; what is told of it, and its figures. */
@@ -224,8 +216,8 @@ function scoresOf(logprobs) {
 
 /** The text of an answer, coloured by the probabilities of its tokens if they are known. */
 function tokensView() {
-  const said = el("span", { className: "answer" });
-  const told = el("div", { className: "likeliest" });
+  const said = el("span.answer", {});
+  const told = el("div.likeliest", {});
   const parts = [];
   return {
     said,
@@ -237,7 +229,7 @@ function tokensView() {
       const apart = scores.map(({ token }) => token).join("") === piece;
       const chance = scores.reduce((sum, { logprob }) => sum + logprob, 0);
       for (const { token, logprob, likeliest } of apart ? scores : [{ token: piece, logprob: chance, likeliest: [] }]) {
-        const span = vars(el("span", { className: "token" }, token), { heat: 1 - Math.exp(logprob) });
+        const span = vars(el("span.token", {}, token), { heat: 1 - Math.exp(logprob) });
         parts.push({ span, likeliest: likeliest.length ? likeliest : [[token, logprob]] });
         said.append(span);
       }
@@ -245,9 +237,9 @@ function tokensView() {
     /** Lets tokens be chosen, of which `told` then tells. */
     end() {
       if (!parts.length) return;
-      const legend = [0, 0.25, 0.5, 0.75, 1].map((share) => vars(el("span", { className: "token" }, ` ${100 * share} % `), { heat: 1 - share }));
+      const legend = [0, 0.25, 0.5, 0.75, 1].map((share) => vars(el("span.token", {}, ` ${100 * share} % `), { heat: 1 - share }));
       const list = el("div");
-      told.append(el("p", { className: "hint legend" }, "Probability of a token: ", ...legend), list);
+      told.append(el("p.hint.legend", {}, "Probability of a token: ", ...legend), list);
       listbox(said, "Tokens of the answer", parts.map(({ span }) => span), (at) => {
         const { span, likeliest } = parts[at];
         list.replaceChildren(el("h3", {}, `Likeliest in the place of “${visible(span.textContent)}”`), bars(likeliest.map(([token, logprob]) =>
@@ -265,5 +257,5 @@ function figures({ began, first }, usage, finish) {
     ["Tokens per second", rate], ["First token after", `${(begun - began).toFixed(0)} ms`],
     ["New tokens", plural(count, "token")], ["Prompt", plural(usage?.prompt_tokens ?? 0, "token")], ["Ended by", finish],
   ];
-  return el("dl", { className: "figures" }, ...rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  return el("dl.figures", {}, ...facts(rows));
 }

@@ -3,17 +3,31 @@
 
 export const $ = (id) => document.getElementById(id);
 
-/** A new element. Properties that it does not have become attributes; null, undefined and false are left out. */
+/** A new element, as "p" or "p.hint". Properties that it does not have become attributes; null and false are left out. */
 export function el(name, given = {}, ...children) {
-  const made = document.createElement(name);
+  const [tag, ...classes] = name.split(".");
+  const made = document.createElement(tag);
+  if (classes.length) made.className = classes.join(" ");
   for (const [key, value] of Object.entries(given)) {
     if (value == null || value === false) continue;
     if (key in made) made[key] = value;
     else made.setAttribute(key, value);
   }
-  made.append(...children.filter((child) => child != null));
+  made.append(...children.flat().filter((child) => child != null));
   return made;
 }
+
+export function drawn(name, given = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(given)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export const hint = (...text) => el("p.hint", {}, ...text);
+export const button = (label, onclick, more = {}) => el("button", { type: "button", className: "quiet", onclick, ...more }, label);
+/** Terms with what is told of them, and a class if there is a third part. */
+export const facts = (rows) => rows.map(([name, told, className]) => el("div", { className }, el("dt", {}, name), el("dd", {}, told)));
 
 /** Makes these the children of an element. Those at its beginning that are there already are not touched. */
 export function sync(host, nodes) {
@@ -53,7 +67,33 @@ export const fixed = (number, digits) => {
 export const percent = (share) =>
   (share < 1 && share >= 0.9995 ? ">99.9 %" : `${share ? fixed(100 * share, 1) : 0} %`);
 export const short = (text, length = 48) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
-export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+export const plural = (count, one, several = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : several}`;
+export const words = (task) => task.replaceAll("_", " ");
+export const linkTo = (model) => `?${new URLSearchParams({ model })}`;
+/** The parts of a text with commas. */
+export const listed = (text) => text.split(",").map((part) => part.trim()).filter(Boolean);
+
+/** The value of a text in JSON; undefined for other texts. */
+export function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** JSON in lines. Numbers stay as they came, and so does a list of numbers in one line. */
+export function pretty(json) {
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(depth)}`;
+  return json.replace(/"(?:[^"\\]|\\.)*"|\{\s*\}|\[[^"[\]{}]*\]|[[\]{},:]|\s+/g, (part) => {
+    if (!part.trim()) return "";
+    if (part.length > 1) return part[0] === "[" ? part.replace(/\s+/g, "").replaceAll(",", ", ") : part;
+    if ("[{".includes(part)) return depth++, part + line();
+    if ("]}".includes(part)) return depth--, line() + part;
+    return part === "," ? part + line() : part === ":" ? ": " : part;
+  });
+}
 
 // GPT-2's letters for bytes: printable ones stand for themselves, the others for the letters from U+0100 on.
 const isPrintable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte < 256 && byte !== 173);
@@ -96,6 +136,14 @@ export function readable(tokens, isSpecial, texts) {
   });
 }
 
+/** Parts of the widgets of a single text. */
+export const ofText = {
+  tokens: ({ text }) => ({ texts: [["Text", text]] }),
+  tensors(values) {
+    return { inputs: { text: [values.text] }, parameters: this.body(values).parameters };
+  },
+};
+
 /** A hue of its own for a label; labels with the same end (B-PER, I-PER) share it. */
 export function hue(label) {
   let sum = 0;
@@ -103,14 +151,17 @@ export function hue(label) {
   return (sum * 47) % 360;
 }
 
+/** A bar of this length from 0 to 1, for those who see it. */
+export const track = (share) =>
+  vars(el("span.track", { "aria-hidden": "true" }, el("i")), { share: Math.min(1, Math.max(0, share)) });
+
 /** An ordered list of names, bars and values; `share` is the bar's length from 0 to 1. With `pick` names are buttons. */
 export function bars(rows, pick) {
-  return el("ol", { className: "bars" }, ...rows.map(({ name, share, value, say }) => {
+  return el("ol.bars", {}, ...rows.map(({ name, share, value, say }) => {
     const label = pick
-      ? el("button", { type: "button", className: "pick", onclick: () => pick(name), "aria-label": say }, name)
+      ? button(name, () => pick(name), { className: "pick", "aria-label": say })
       : el("span", {}, name);
-    const bar = el("span", { className: "track", "aria-hidden": "true" }, el("i"));
-    return el("li", {}, label, vars(bar, { share: Math.min(1, Math.max(0, share)) }), el("b", {}, value));
+    return el("li", {}, label, track(share), el("b", {}, value));
   }));
 }
 
@@ -121,16 +172,18 @@ export function marked(text, label, tone = label) {
   return vars(el("mark", {}, text, label ? el("small", {}, label) : null), { hue: hue(tone) });
 }
 
+export const scroll = (label, child) => el("div.scroll", { tabIndex: 0, role: "group", "aria-label": label }, child);
+
 export function table(caption, heads, rows) {
-  return el("div", { className: "scroll", tabIndex: 0, role: "group", "aria-label": caption }, el("table", {},
-    el("caption", { className: "unseen" }, caption),
-    el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, ...[head].flat())))),
-    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, ...[cell].flat())))))));
+  return scroll(caption, el("table", {},
+    el("caption.unseen", {}, caption),
+    el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell)))))));
 }
 
-/** Makes a row of elements a list box: one of them is chosen, by a click or by the arrow keys. */
-export function listbox(host, label, items, chosen) {
-  host.setAttribute("role", "listbox");
+/** Makes a row of elements a list box, or tabs: one of them is chosen, by a click or by the arrow keys. */
+export function listbox(host, label, items, chosen, [group, role] = ["listbox", "option"]) {
+  host.setAttribute("role", group);
   host.setAttribute("aria-label", label);
   const choose = (index, focus = true) => {
     items.forEach((item, at) => {
@@ -141,7 +194,7 @@ export function listbox(host, label, items, chosen) {
     chosen(index);
   };
   items.forEach((item, index) => {
-    item.setAttribute("role", "option");
+    item.setAttribute("role", role);
     item.setAttribute("aria-selected", "false");
     item.tabIndex = index ? -1 : 0;
     item.onclick = () => choose(index);
@@ -156,15 +209,8 @@ export function listbox(host, label, items, chosen) {
   return choose;
 }
 
-export const cosine = (a, b) => {
-  let dot = 0, first = 0, second = 0;
-  for (let at = 0; at < a.length; at++) {
-    dot += a[at] * b[at];
-    first += a[at] ** 2;
-    second += b[at] ** 2;
-  }
-  return dot / (Math.sqrt(first * second) || 1);
-};
+export const dot = (a, b) => a.reduce((sum, value, at) => sum + value * b[at], 0);
+export const cosine = (a, b) => dot(a, b) / (Math.sqrt(dot(a, a) * dot(b, b)) || 1);
 
 /** What the service says of a request that has failed; the status is 0 without an answer, or within a stream. */
 export class Failure extends Error {
@@ -192,13 +238,14 @@ export async function request(path, body, signal) {
   signal?.dispatchEvent(new CustomEvent("response", { detail: { path, body, response, began } }));
   if (response.ok) return response;
   const text = await response.text();
-  let said = text;
-  try {
-    const { error } = JSON.parse(text);
-    said = error?.message ?? error ?? text;
-  } catch { /* no JSON: shown as it is */ }
+  const error = parsed(text)?.error;
   const again = response.headers.get("retry-after");
-  throw new Failure(`${said}${again ? ` (try again in ${again} s)` : ""}`, response.status);
+  throw new Failure(`${error?.message ?? error ?? text}${again ? ` (try again in ${again} s)` : ""}`, response.status);
+}
+
+export async function tokenize(model, body) {
+  const response = await request(`/v1/models/${model}:tokenize`, body);
+  return (await response.json()).predictions;
 }
 
 /** The data of server-sent events as they come. Throws Failure for an error in the middle. */

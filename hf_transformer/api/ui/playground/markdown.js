@@ -1,6 +1,6 @@
 // Markdown of answers, as elements. The text comes from a model, so it never becomes HTML, and nothing is loaded for it.
 
-import { copy, el, sync, table } from "./lib.js";
+import { button, copy, el, sync, table } from "./lib.js";
 
 const FENCE = /^ *(`{3,}|~{3,}) *([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
@@ -127,8 +127,8 @@ function within(lines, depth) {
 /** Code with its language and a button to copy it. */
 export function codeBlock(text, language = "") {
   const code = el("code", {}, text);
-  const button = el("button", { type: "button", className: "quiet", onclick: () => copy(button, code.textContent) }, "Copy");
-  return el("figure", { className: "code" }, el("figcaption", {}, language || "text", button), el("pre", { tabIndex: 0, dir: "ltr" }, code));
+  const copies = button("Copy", ({ target }) => copy(target, code.textContent));
+  return el("figure.code", {}, el("figcaption", {}, language || "text", copies), el("pre", { tabIndex: 0, dir: "ltr" }, code));
 }
 
 function inline(text, depth = 0) {
@@ -136,7 +136,7 @@ function inline(text, depth = 0) {
   const nodes = [];
   let last = 0;
   for (const { index, 0: { length }, groups: { plain, code, label, href, address, two, strong, em } } of text.matchAll(INLINE)) {
-    const within = (tag, part, given = {}) => el(tag, given, ...inline(part, depth + 1));
+    const within = (tag, part) => el(tag, {}, inline(part, depth + 1));
     const link = (to, shown) => el("a", { href: to, target: "_blank", rel: "noopener noreferrer" }, ...shown);
     nodes.push(text.slice(last, index), plain
       ?? (code ? el("code", {}, code.trim() || code)

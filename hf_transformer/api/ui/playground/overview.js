@@ -1,8 +1,7 @@
 // The models of a service as cards, to choose one from. A field finds a model among many.
 
-import { el, plural } from "./lib.js";
+import { drawn, el, hint, linkTo, plural, words } from "./lib.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const FEW = 6;
 const PURPOSES = {
   fill_mask: "Finds the word for a gap",
@@ -20,15 +19,15 @@ const PURPOSES = {
 let shown = "";
 
 /** Draws the cards if something has changed. `models` are those of /info, with `of` for adapters. */
-export function overview(host, models, words) {
+export function overview(host, models) {
   const known = JSON.stringify(models);
   if (known === shown && host.firstChild) return;
   shown = known;
   const wanted = host.querySelector("input")?.value ?? "";
   const focused = host.contains(document.activeElement) ? document.activeElement.getAttribute("href") ?? "input" : "";
-  const found = el("p", { className: "hint", role: "status" });
+  const found = el("p.hint", { role: "status" });
   const owners = models.filter(({ of }) => !of);
-  const cards = owners.map((model) => card(model, models.filter(({ of }) => of === model.name), words));
+  const cards = owners.map((model) => card(model, models.filter(({ of }) => of === model.name)));
   const search = el("input", { type: "search", id: "filter", placeholder: "Name or task", value: wanted, autocomplete: "off" });
   const filter = () => {
     const parts = search.value.toLowerCase().split(/\s+/);
@@ -39,30 +38,21 @@ export function overview(host, models, words) {
   search.onkeydown = ({ key }) => {
     if (key === "Enter") cards.find(({ item }) => !item.hidden)?.item.querySelector("a").click();
   };
-  const row = el("div", { className: "find", hidden: cards.length <= FEW }, el("label", { htmlFor: "filter" }, "Find a model"), search, found);
-  host.replaceChildren(row, el("ul", { className: "models" }, ...cards.map(({ item }) => item)));
+  const row = el("div.find", { hidden: cards.length <= FEW }, el("label", { htmlFor: "filter" }, "Find a model"), search, found);
+  host.replaceChildren(row, el("ul.models", {}, ...cards.map(({ item }) => item)));
   filter();
   if (focused) (focused === "input" ? search : host.querySelector(`a[href="${CSS.escape(focused)}"]`))?.focus();
 }
 
-function card({ name, task, ready, reason, aliases = [] }, adapters, words) {
-  const link = (model) => el("a", { href: `?${new URLSearchParams({ model })}` }, model);
-  const item = el("li", { className: "card" }, picture(task),
+function card({ name, task, ready, reason, aliases = [] }, adapters) {
+  const link = (model) => el("a", { href: linkTo(model) }, model);
+  const picture = drawn("svg", { class: "picture", viewBox: "0 0 120 56", "aria-hidden": "true" },
+    drawn("use", task ? { href: `playground/tasks.svg#${task}` } : {}));
+  const item = el("li.card", {}, picture,
     el("h2", {}, link(name)),
     el("p", { className: `state ${ready ? "" : "waits"}` }, task ? words(task) : "", el("span", {}, ready ? "ready" : "not ready")),
-    el("p", { className: "hint" }, (ready ? PURPOSES[task] : reason ?? PURPOSES[task]) ?? ""),
-    adapters.length ? el("ul", { className: "adapters", "aria-label": `Adapters of ${name}` }, ...adapters.map((one) => el("li", {}, link(one.name)))) : null);
+    hint((!ready && reason) || (PURPOSES[task] ?? "")),
+    adapters.length ? el("ul.adapters", { "aria-label": `Adapters of ${name}` }, ...adapters.map((one) => el("li", {}, link(one.name)))) : null);
   const text = [name, task && words(task), task, ...aliases, ...adapters.map((one) => one.name)].join(" ").toLowerCase();
   return { item, text };
-}
-
-function picture(task) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "picture");
-  svg.setAttribute("viewBox", "0 0 120 56");
-  svg.setAttribute("aria-hidden", "true");
-  const use = document.createElementNS(SVG, "use");
-  if (task) use.setAttribute("href", `playground/tasks.svg#${task}`);
-  svg.append(use);
-  return svg;
 }

@@ -24,7 +24,7 @@ export default {
   show(out, [found], { context }) {
     const answers = [found].flat().filter(({ answer }) => answer);
     if (!answers.length) return "No answer.";
-    const prose = el("p", { className: "prose", dir: "auto" });
+    const prose = el("p.prose", { dir: "auto" });
     const choose = ({ start, end, score }) => {
       const answer = marked(slice(context, start, end), fixed(score, 2), "answer");
       prose.replaceChildren(slice(context, 0, start), answer, slice(context, end));

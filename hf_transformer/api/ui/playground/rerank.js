@@ -1,4 +1,4 @@
-import { el, fixed, plural, short, vars } from "./lib.js";
+import { el, fixed, plural, short, track } from "./lib.js";
 
 const usable = ({ documents }) => documents.filter((one) => one.trim());
 
@@ -26,11 +26,10 @@ export default {
     const texts = usable(values);
     // Sigmoids are from 0 to 1; raw logits are not, and are shown against the largest.
     const most = Math.max(1, ...ranked.map(({ score }) => Math.abs(score)));
-    out.append(el("ol", { className: "ranking" }, ...ranked.map(({ index, score }, place) => {
+    out.append(el("ol.ranking", {}, ...ranked.map(({ index, score }, place) => {
       const moved = index - place;
       const note = moved ? `${moved > 0 ? "↑" : "↓"} was ${index + 1}` : "";
-      const bar = vars(el("span", { className: "track", "aria-hidden": "true" }, el("i")), { share: Math.max(0, score / most) });
-      return el("li", {}, el("p", { dir: "auto" }, texts[index]), bar, el("b", {}, fixed(score, 3)), el("small", {}, note));
+      return el("li", {}, el("p", { dir: "auto" }, texts[index]), track(score / most), el("b", {}, fixed(score, 3)), el("small", {}, note));
     })));
     return `Best of ${plural(ranked.length, "document")}: ${short(texts[ranked[0].index])}`;
   },

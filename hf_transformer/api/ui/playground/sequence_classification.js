@@ -23,7 +23,7 @@ export default {
   show(out, [labels], values, { info }) {
     const [best] = labels;
     if (info.problem_type === "regression") {
-      const list = labels.map(({ label, score }) => el("p", { className: "figure" }, `${score.toFixed(3)} `, el("small", {}, label)));
+      const list = labels.map(({ label, score }) => el("p.figure", {}, `${score.toFixed(3)} `, el("small", {}, label)));
       out.append(...list);
       return `${best.label}: ${best.score.toFixed(3)}`;
     }

@@ -2,6 +2,10 @@
 
 import { apiKey } from "./lib.js";
 
+const withKey = (text) => (apiKey.get() ? text : "");
+const IMPORT_OS = "import os\n";
+const HEADERS = `, headers={"x-api-key": os.environ["API_KEY"]}`;
+
 export function snippets(widget, values, info) {
   const own = widget.request?.(values, info);
   const path = own?.path ?? info.protocols.v1;
@@ -17,45 +21,39 @@ export function snippets(widget, values, info) {
 const address = (path) => new URL(`.${path}`, location.href.split("#")[0]).href;
 
 function curl(path, body) {
-  const key = apiKey.get() ? ` -H "x-api-key: $API_KEY"` : "";
+  const key = withKey(` -H "x-api-key: $API_KEY"`);
   const stream = body.stream ? " -N" : "";
   return `curl -s${stream} ${address(path)}${key} \\\n  -d '${pretty(body, JSON_WORDS).replaceAll("'", "'\\''")}'`;
 }
 
 function requests(path, body) {
-  const key = apiKey.get() ? `, headers={"x-api-key": os.environ["API_KEY"]}` : "";
-  const imports = key ? "import os\n\nimport requests" : "import requests";
-  const call = `requests.post("${address(path)}", json=body${key}`;
+  const call = `requests.post("${address(path)}", json=body${withKey(HEADERS)}`;
   const read = body.stream
     ? `with ${call}, stream=True) as answer:\n    for line in answer.iter_lines():\n        print(line.decode())`
     : `answer = ${call})\nprint(answer.json())`;
-  return `${imports}\n\nbody = ${python(body)}\n${read}\n`;
+  return `${withKey(`${IMPORT_OS}\n`)}import requests\n\nbody = ${python(body)}\n${read}\n`;
 }
 
 /** `method` of the client with arguments; those that the package does not know go into extra_body. */
 function inOpenai({ method, known, extra, print, stream }, info) {
   const base = address(info.protocols.openai[0]).replace(/\/v1\/.*$/, "/v1");
-  const key = apiKey.get() ? `os.environ["API_KEY"]` : `"none"`;
-  const imports = apiKey.get() ? "import os\n\nfrom openai import OpenAI" : "from openai import OpenAI";
+  const key = withKey(`os.environ["API_KEY"]`) || `"none"`;
   const more = Object.keys(extra ?? {}).length ? { ...known, extra_body: extra } : known;
   const call = Object.entries(more).map(([name, value]) => `    ${name}=${python(value, 1)},\n`).join("");
   const read = stream
     ? `for chunk in answer:\n    for choice in chunk.choices:\n        print(${print}, end="", flush=True)\n`
     : `print(${print})\n`;
-  return `${imports}\n\nclient = OpenAI(base_url="${base}", api_key=${key})\nanswer = client.${method}(\n${call})\n${read}`;
+  return `${withKey(`${IMPORT_OS}\n`)}from openai import OpenAI\n\nclient = OpenAI(base_url="${base}", api_key=${key})\nanswer = client.${method}(\n${call})\n${read}`;
 }
 
 /** `inputs` have names and lists of text; `parameters` are those of V1. */
 function inTriton({ inputs, parameters }, info) {
   const { host, protocol, pathname } = new URL(address("/"));
   const where = `"${host}${pathname.replace(/\/$/, "")}"${protocol === "https:" ? ", ssl=True" : ""}`;
-  const tensors = Object.entries(inputs).map(([name, texts]) => {
-    const data = `np.array(${python(texts)}, dtype=object)`;
-    return `tensor("${name}", ${data})`;
-  });
-  const key = apiKey.get() ? `, headers={"x-api-key": os.environ["API_KEY"]}` : "";
+  const tensors = Object.entries(inputs).map(([name, texts]) => `tensor("${name}", np.array(${python(texts)}, dtype=object))`);
+  const imports = `${parameters ? "import json\n" : ""}${withKey(IMPORT_OS)}`;
   const options = parameters ? `, parameters={"parameters": json.dumps(${python(parameters)})}` : "";
-  return `${parameters ? "import json\n" : ""}${key ? "import os\n" : ""}${parameters || key ? "\n" : ""}import numpy as np
+  return `${imports && `${imports}\n`}import numpy as np
 import tritonclient.http as triton
 
 
@@ -69,7 +67,7 @@ client = triton.InferenceServerClient(${where})
 inputs = [
     ${tensors.join(",\n    ")},
 ]
-answer = client.infer("${info.name}", inputs${options}${key})
+answer = client.infer("${info.name}", inputs${options}${withKey(HEADERS)})
 print(answer.as_numpy("output-0"))
 `;
 }

@@ -1,8 +1,7 @@
-import { cosine, el, plural, short, vars } from "./lib.js";
+import { cosine, dot, drawn, el, plural, scroll, short, vars } from "./lib.js";
 
 const usable = ({ texts }) => texts.filter((one) => one.trim());
-const options = ({ prompt }) => (prompt ? { prompt_name: prompt } : {});
-const SVG = "http://www.w3.org/2000/svg";
+const options = ({ prompt }) => (prompt ? { prompt_name: prompt } : null);
 
 export default {
   form(form, { prompts, default_prompt_name: usual }) {
@@ -19,7 +18,7 @@ export default {
 
   body(values) {
     const parameters = options(values);
-    return { instances: usable(values), ...(values.prompt ? { parameters } : {}) };
+    return { instances: usable(values), ...(parameters && { parameters }) };
   },
 
   openai: (values, { name }) => ({
@@ -29,17 +28,17 @@ export default {
     print: "[len(one.embedding) for one in answer.data]",
   }),
 
-  tensors: (values) => ({ inputs: { text: usable(values) }, parameters: values.prompt ? options(values) : null }),
+  tensors: (values) => ({ inputs: { text: usable(values) }, parameters: options(values) }),
 
   tokens: (values) => ({
     texts: usable(values).map((text) => [text, text]),
-    parameters: values.prompt ? options(values) : null,
+    parameters: options(values),
   }),
 
   show(out, vectors, values) {
     const texts = usable(values);
     const alike = vectors.map((one) => vectors.map((other) => cosine(one, other)));
-    out.append(el("div", { className: "maps" }, matrix(texts, alike), texts.length > 2 ? map(texts, alike) : null));
+    out.append(el("div.maps", {}, matrix(texts, alike), texts.length > 2 ? map(texts, alike) : null));
     let best = [0, 1];
     alike.forEach((row, first) => row.forEach((value, second) => {
       if (second > first && value > alike[best[0]][best[1]]) best = [first, second];
@@ -52,7 +51,7 @@ export default {
 
 function matrix(texts, alike) {
   const cells = (row) => row.map((value) => vars(el("td", {}, value.toFixed(2)), { heat: Math.max(0, value) }));
-  return el("div", { className: "scroll", tabIndex: 0, role: "group", "aria-label": "Similarities" }, el("table", { className: "matrix" },
+  return scroll("Similarities", el("table.matrix", {},
     el("caption", {}, "Cosine similarity"),
     el("thead", {}, el("tr", {}, el("td"), ...texts.map((_, at) => el("th", { scope: "col" }, `${at + 1}`)))),
     el("tbody", {}, ...alike.map((row, at) => el("tr", {},
@@ -69,7 +68,7 @@ function map(texts, alike) {
     let vector = means.map((_, at) => Math.cos(at * (axis + 1) + 1));
     let length = 0;
     for (let turn = 0; turn < 200; turn++) {
-      const next = centred.map((row) => row.reduce((sum, value, at) => sum + value * vector[at], 0));
+      const next = centred.map((row) => dot(row, vector));
       length = Math.hypot(...next);
       if (length < 1e-9) break;
       vector = next.map((value) => value / length);
@@ -78,16 +77,8 @@ function map(texts, alike) {
     return vector.map((value) => value * Math.sqrt(length));
   });
   const most = Math.max(1e-6, ...axes.flat().map(Math.abs));
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "-120 -60 240 120");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `Map of ${plural(count, "text")}`);
-  const draw = (name, given, ...children) => {
-    const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(given)) made.setAttribute(key, value);
-    made.append(...children);
-    return svg.appendChild(made);
-  };
+  const svg = drawn("svg", { viewBox: "-120 -60 240 120", role: "img", "aria-label": `Map of ${plural(count, "text")}` });
+  const draw = (...part) => svg.appendChild(drawn(...part));
   draw("path", { d: "M-116 0H116M0-56V56" });
   const points = axes[0].map((x, at) => [(x / most) * 100, (axes[1][at] / most) * 48]);
   const radius = Math.min(7.5, 55 / Math.sqrt(count)); // of labels that together cover a third of the map
@@ -97,9 +88,7 @@ function map(texts, alike) {
     draw("circle", { class: "point", cx: x, cy: y, r: 1.5 });
   });
   places.forEach(([x, y], at) => {
-    const title = document.createElementNS(SVG, "title");
-    title.append(texts[at]);
-    draw("circle", { cx: x, cy: y, r: radius }, title);
+    draw("circle", { cx: x, cy: y, r: radius }, drawn("title", {}, texts[at]));
     vars(draw("text", { x, y: y + radius * 0.42 }, `${at + 1}`), { size: `${radius * 1.2}px` });
   });
   return el("figure", {}, el("figcaption", {}, "Map: texts that are alike are near each other"), svg);

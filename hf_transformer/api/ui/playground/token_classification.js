@@ -1,8 +1,10 @@
-import { el, fixed, marked, percent, plural, slice, table } from "./lib.js";
+import { el, fixed, marked, ofText, percent, plural, slice, table } from "./lib.js";
 
 const STRATEGIES = ["simple", "first", "average", "max", "none"];
 
 export default {
+  ...ofText,
+
   form(form, info) {
     form.text("text", "Text", { rows: 4 });
     const own = info.aggregation_strategy === "none" ? "simple" : info.aggregation_strategy;
@@ -19,14 +21,8 @@ export default {
     parameters: { output_format: "pipeline", aggregation_strategy: strategy },
   }),
 
-  tensors(values) {
-    return { inputs: { text: [values.text] }, parameters: this.body(values).parameters };
-  },
-
-  tokens: ({ text }) => ({ texts: [["Text", text]] }),
-
   show(out, [entities], { text }) {
-    const shown = el("p", { className: "prose", dir: "auto" });
+    const shown = el("p.prose", { dir: "auto" });
     let at = 0;
     for (const { start, end, entity, entity_group: group, score } of entities) {
       if (start < at) continue;
@@ -40,6 +36,6 @@ export default {
     const rows = entities.map(({ start, end, entity, entity_group: group, score }) =>
       [group ?? entity, slice(text, start, end), percent(score), `${start}–${end}`]);
     out.append(table("Entities", ["Label", "Text", "Score", "Characters"], rows));
-    return `${plural(entities.length, "entit").replace(/entits?$/, entities.length === 1 ? "entity" : "entities")}`;
+    return plural(entities.length, "entity", "entities");
   },
 };

@@ -21,7 +21,7 @@ export default {
   },
 
   body({ text, labels, multi_label, template }) {
-    const more = { ...(multi_label ? { multi_label } : {}), ...(template === TEMPLATE ? {} : { hypothesis_template: template }) };
+    const more = { ...(multi_label && { multi_label }), ...(template !== TEMPLATE && { hypothesis_template: template }) };
     return { instances: [text], parameters: { candidate_labels: labels, ...more } };
   },
 
