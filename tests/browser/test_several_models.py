@@ -49,15 +49,15 @@ OPTIONS = [
 BERT = "/playground?model=bert"
 CARDS = ["bert", "sentiment", "gpt2", "gpt2_vllm", "minibert_mean", LATE, ABSENT]
 
-Start = Callable[[list[dict[str, Any]]], Service]
+Start = Callable[..., Service]
 
 
 @pytest.fixture(scope="module")
 def start(triton: LocalTriton, serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts a service of these entries of --models, ended with the module."""
+    """Starts a service of these entries of --models, and with these flags, ended with the module."""
     running: list[Service] = []
 
-    def make(entries: list[dict[str, Any]]) -> Service:
+    def make(entries: list[dict[str, Any]], *more: str) -> Service:
         served = [one for one in entries if one["model_name"] not in (LATE, ABSENT)]
         for one in served:
             serve.load(one.get("predictor_model", one["model_name"]))
@@ -65,7 +65,7 @@ def start(triton: LocalTriton, serve: Serve, tmp_path_factory: pytest.TempPathFa
         over_grpc = {"predictor_host": triton.grpc_address}
         file.write_text(json.dumps([one | (over_grpc if "predictor_protocol" in one else {}) for one in entries]))
         flags = (f"--models={file}", f"--predictor_host={triton.http_address}", "--enable_playground")
-        service = Service(*flags)
+        service = Service(*flags, *more)
         running.append(service)
         for one in served:
             service.wait_until(f"/v1/models/{one['model_name']}")
@@ -162,12 +162,20 @@ def test_typing_finds_a_model(page: Playground) -> None:
     wait_for_widget(page, "sentiment")
 
 
+EVERY_TASK = {task: entry(task, model) for task, model in MODELS.items()}
+EVERY_TASK["feature_extraction"] |= {"model_name": "minibert_tokens", "predictor_model": "minibert_mean"}
+
+
 @pytest.fixture(scope="module")
 def every_task(start: Start) -> Service:
     """A service of a model for each task, as of the demo with --task=all."""
-    entries = {task: entry(task, model) for task, model in MODELS.items()}
-    entries["feature_extraction"] |= {"model_name": "minibert_tokens", "predictor_model": "minibert_mean"}
-    return start(list(entries.values()))
+    return start(list(EVERY_TASK.values()))
+
+
+@pytest.fixture(scope="module")
+def short_texts(start: Start) -> Service:
+    """A service of a model for each task that refuses every example."""
+    return start(list(EVERY_TASK.values()), "--max_text_length=9")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -358,3 +366,14 @@ def test_the_chooser_is_for_everybody(
     if folder := request.config.getoption("--pictures"):
         page.picture(Path(folder) / f"playground-several_models-{view}.webp")
     assert page.serious_findings() == []
+
+
+@pytest.mark.parametrize("task", [task for task in MODELS if task != "fill_mask"])
+def test_every_widget_shows_an_error(page_of: Open, short_texts: Service, task: str) -> None:
+    page = page_of(short_texts).open(f"/playground?model={EVERY_TASK[task]['model_name']}")
+    assert page.run() == ""
+    assert page.error().startswith("413 ") and "at most 9" in page.error()
+    assert page.out(":is(li, mark, td, .token)") == []
+    page.page.wait_for_load_state("networkidle")  # the tokens are refused too, perhaps later
+    assert page.console and all("413" in line for line in page.console)  # the browser's own notes
+    page.console.clear()
