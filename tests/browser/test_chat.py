@@ -453,8 +453,8 @@ def test_tokens_are_coloured_and_markdown_is_back(chat: Callable[..., Playground
 
 def test_a_screen_reader_finds_its_way(chat: Callable[..., Playground]) -> None:
     page = chat()
-    said = answer(page, "One?", "## Title\n\n- a *[link](https://x.example)*\n\n```sh\nls `x`\n```")
-    assert said == "DoneTitle\na link\nls `x`", "as it is shown, not as it is written"
+    said = answer(page, "One?", "## Title\n\n- a *[link](https://x.example)*\n\n```sh\nls `x`\n```\n\nx<br>y")
+    assert said == "DoneTitle\na link\nls `x`\nx\ny", "as it is shown, not as it is written"
     tree = page.page.get_by_role("main").aria_snapshot()
     parts = (
         *(

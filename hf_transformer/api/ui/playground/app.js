@@ -2,7 +2,9 @@
 
 import { Exchanges, asked } from "./exchange.js";
 import { Form } from "./form.js";
-import { $, Failure, apiKey, copy, el, facts, hint, linkTo, listbox, plural, readable, request, short, slice, tokenize, track, vars, words } from "./lib.js";
+import {
+  $, Failure, apiKey, copy, el, facts, hint, linkTo, listbox, plural, readable, request, short, slice, tokenize, track, vars, words,
+} from "./lib.js";
 import { snippets } from "./snippets.js";
 
 const TOKENS_SHOWN = 400;

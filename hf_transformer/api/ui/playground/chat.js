@@ -191,7 +191,7 @@ function thoughtOf({ content, reasoning_content: thought = "" }) {
 export function spoken(shown) {
   const copied = shown.cloneNode(true);
   for (const caption of copied.querySelectorAll("figcaption")) caption.remove();
-  for (const block of copied.querySelectorAll("p, pre, th, td, h3, h4, h5, h6")) block.append("\n");
+  for (const block of copied.querySelectorAll("p, pre, th, td, h3, h4, h5, h6, br")) block.append("\n");
   return copied.textContent.trim();
 }
 
