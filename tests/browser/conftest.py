@@ -118,8 +118,13 @@ class Playground:
         ]
 
     def picture(self, path: Path) -> None:
-        """Writes the whole page as WebP."""
-        width, height = self.page.evaluate("[innerWidth, document.documentElement.scrollHeight]")
+        """Writes the page as WebP, of a widget down to its request: what follows is long."""
+        width, height, last = self.page.evaluate(
+            "[innerWidth, document.documentElement.scrollHeight, "
+            "document.querySelector('#request').getBoundingClientRect().bottom + scrollY]"
+        )
+        if self.page.locator("#request").is_visible():
+            height = last + 20
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         options = {"format": "webp", "quality": 75, "captureBeyondViewport": True, "clip": clip}
         answer = self.context.new_cdp_session(self.page).send("Page.captureScreenshot", options)

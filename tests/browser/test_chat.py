@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,9 +149,7 @@ def button(page: Playground, name: str) -> Any:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_conversation_scrolls_above_its_box(
-    chat: Callable[..., Playground], view: str, request: pytest.FixtureRequest
-) -> None:
+def test_the_conversation_scrolls_above_its_box(chat: Callable[..., Playground], view: str) -> None:
     page = chat(view)
     assert page.page.locator("#out").inner_text() == "Press Send to see what the model says."
     assert answer(page, "How do I sort?", LONG).startswith("Done")
@@ -166,9 +163,6 @@ def test_the_conversation_scrolls_above_its_box(
         assert page.page.locator("#run").bounding_box()["y"] < height
     assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
     assert not page.page.get_by_label("Temperature", exact=True).is_visible()
-    if folder := request.config.getoption("--pictures"):
-        flow.evaluate("flow => { flow.scrollTop = 0; }")
-        page.picture(Path(folder) / f"playground-chat-{view}.webp")
     assert page.serious_findings() == []
 
 

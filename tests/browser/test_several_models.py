@@ -347,9 +347,7 @@ def test_a_model_is_tried_again_until_it_is_ready(
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_chooser_is_for_everybody(
-    page_of: Open, service: Service, view: str, request: pytest.FixtureRequest
-) -> None:
+def test_the_chooser_is_for_everybody(page_of: Open, service: Service, view: str) -> None:
     page = page_of(service, view).open(BERT)
     chooser = page.field("Model")
     page.page.keyboard.press("Tab")
@@ -363,8 +361,6 @@ def test_the_chooser_is_for_everybody(
     assert chooser.input_value() == "sentiment"
     page.page.locator("#token-list li").first.wait_for()
     assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
-    if folder := request.config.getoption("--pictures"):
-        page.picture(Path(folder) / f"playground-several_models-{view}.webp")
     assert page.serious_findings() == []
 
 
