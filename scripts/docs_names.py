@@ -31,8 +31,8 @@ NAME: Final = re.compile(
 )
 WHOLE: Final = re.compile(r"[\w./:{}-]+|(--)?\w+(=\S*|\{\S*\})")
 """Names, paths and flags with their values, which stay whole. Other code may break."""
-FIRST: Final = 10.0
-"""The weight of names in the search; pages have at most 4 (docs_site.py)."""
+WEIGHT: Final = 5.0
+"""That of a metric in the search. Its words are also those of pages, which have at most 4 (docs_site.py)."""
 LONGEST: Final = 40
 """Characters of a name that fits the line of a phone."""
 
@@ -64,18 +64,13 @@ def places_of_command(page: str) -> dict[str, str]:
 
 
 def entries() -> Iterator[dict[str, Any]]:
-    """An entry of the search for each flag and metric, which leads to its row, before pages that mention it."""
+    """An entry of the search for each flag and metric, which leads to its row."""
     from hf_transformer.config.options import all_options
 
     for option in all_options():
-        yield {
-            "location": f"{FLAGS}#{option.name}",
-            "title": option.flag,
-            "text": html.escape(option.help),
-            "boost": FIRST,
-        }
+        yield {"location": f"{FLAGS}#{option.name}", "title": option.flag, "text": html.escape(option.help)}
     for name, text in metrics().items():
-        yield {"location": f"{METRICS}#{name}", "title": name, "text": html.escape(text), "boost": FIRST}
+        yield {"location": f"{METRICS}#{name}", "title": name, "text": html.escape(text), "boost": WEIGHT}
 
 
 def with_names(text: str, url: str) -> str:
