@@ -29,10 +29,10 @@ CODE: Final = re.compile(r"<code>([^<]+)</code>")
 NAME: Final = re.compile(
     r"--(?P<flag>[a-z0-9_]+)(?:=\S*)?|(?P<metric>[a-z_]+?)(?:_bucket|_sum|_count)?(?:\{.*\})?", re.DOTALL
 )
-WHOLE: Final = re.compile(r"[\w./:{}-]+|(--)?\w+(=\S*|\{\S*\})")
-"""Names, paths and flags with their values, which stay whole. Other code may break."""
+WHOLE: Final = re.compile(r"[\w./:{}-]+|\w+=\w+|--\w+=\S*|\w+\{\S*\}|\S{1,20}")
+"""Names, paths, settings and short words, which stay whole. Longer expressions may break."""
 WEIGHT: Final = 5.0
-"""That of a metric in the search. Its words are also those of pages, which have at most 4 (docs_site.py)."""
+"""That of a metric in the search. Its words are also those of pages, (docs_site.py)."""
 LONGEST: Final = 40
 """Characters of a name that fits the line of a phone."""
 

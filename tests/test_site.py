@@ -103,7 +103,7 @@ def test_every_flag_and_declared_metric_has_a_place() -> None:
             "<code>--backend=python</code>",
             '<a href="export.html#backend"><code class="word">--backend=python</code></a>',
         ),
-        ("clients.html", "<code>Client(url=NAME)</code>", "<code>Client(url=NAME)</code>"),
+        ("clients.html", "<code>Client(url=NAME,key=WORD)</code>", "<code>Client(url=NAME,key=WORD)</code>"),
         ("api.html", "<code>--no_flag</code>", '<code class="word">--no_flag</code>'),
         ("api.html", "<code>make demo --workers</code>", "<code>make demo --workers</code>"),
         ("api.html", '<a href="x"><code>--workers</code></a>', '<a href="x"><code>--workers</code></a>'),
