@@ -43,6 +43,8 @@ OUTSIDE: Final = (
     "examples/README.md",
     "benchmarks/README.md",
     "benchmarks/results/*.*",
+    "deploy/grafana/dashboard.json",
+    "deploy/prometheus/alerts.yaml",
 )
 """Files beside docs/ that the site shows under their own path. README.md is not: docs/index.md is its page here."""
 NO_PAGE: Final = "#"
@@ -50,7 +52,10 @@ NO_PAGE: Final = "#"
 LINK: Final = re.compile(
     r"(?P<before>\]\(|(?:src|href)=\"|^\[[^]]+\]: )(?P<path>[^)#\"\s]+)(?P<after>[#)\"]|$)", re.MULTILINE
 )
-SEARCH: Final = {"operations.md": 4.0, "tasks.md": 4.0, "configuration.md": 4.0, "metrics.md": 2.0, "deploy/": 2.0}
+SEARCH: Final = {
+    **{page: 4.0 for page in ("operations.md", "tasks.md", "configuration.md", "dialects.md")},
+    **{start: 2.0 for start in ("metrics.md", "deploy/", "reference/")},
+}
 RARELY_SOUGHT: Final = 0.01
 """Weights of pages in the search; other pages have 1. Contributors' pages, results and older versions come last."""
 METHODS: Final = ("get", "post", "put", "delete")
@@ -146,16 +151,16 @@ def metrics_section() -> str:
     from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
 
     metrics = Metrics()
+    metrics.of("model").show_apis(["v1"])
     metrics.of("model").watch_shared_memory(lambda: SharedMemoryUse(False, {"in_use": 0}, {"in_use": 0}, {"shared": 0}))
     rows = ["\n## As declared\n", "The text is that of `# HELP` on `/metrics`. Histograms have these bounds.\n"]
-    rows += ["| metric | type | text | bounds |", "|---|---|---|---|"]
+    rows += ["| metric | text | bounds |", "|---|---|---|"]
     text = metrics.render().decode()
     for name, help_text in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):
-        kind = re.search(rf"^# TYPE {name} (\w+)$", text, re.MULTILINE)
-        if kind is None or name.endswith("_created"):
+        if name.endswith("_created"):
             continue
         bounds = dict.fromkeys(re.findall(rf'^{name}_bucket{{.*?le="([^"]+)".*}}', text, re.MULTILINE))
-        rows.append(f"| `{name}` | {kind[1]} | {cell(help_text)} | {', '.join(bounds)} |")
+        rows.append(f"| `{name}` | {cell(help_text)} | {', '.join(bounds)} |")
     return "\n".join(rows) + "\n"
 
 

@@ -92,12 +92,35 @@ def test_every_flag_and_declared_metric_has_a_place() -> None:
             '<a href="metrics.html#hf_transformer_queue_seconds">'
             '<code class="long word">hf_transformer_queue_seconds_bucket{le="1"}</code></a>',
         ),
+        (
+            "export.html",
+            '<h2 id="flags">Flags</h2><tr>\n<td><code>--task</code></td><td><code>--http_port</code>',
+            '<h2 id="flags">Flags</h2><tr id="task">\n<td><a href="#task"><code class="word">--task</code></a></td>'
+            '<td><a href="configuration.html#http_port"><code class="word">--http_port</code></a>',
+        ),
+        (
+            "first_model.html",
+            "<code>--backend=python</code>",
+            '<a href="export.html#backend"><code class="word">--backend=python</code></a>',
+        ),
+        ("clients.html", "<code>Client(url=NAME,key=WORD)</code>", "<code>Client(url=NAME,key=WORD)</code>"),
         ("api.html", "<code>--no_flag</code>", '<code class="word">--no_flag</code>'),
         ("api.html", "<code>make demo --workers</code>", "<code>make demo --workers</code>"),
         ("api.html", '<a href="x"><code>--workers</code></a>', '<a href="x"><code>--workers</code></a>'),
         ("api.html", "<h2><code>--workers</code></h2>", "<h2><code>--workers</code></h2>"),
     ],
-    ids=["its row", "a value", "a bucket", "no flag", "a command", "a link", "a heading"],
+    ids=[
+        "its row",
+        "a value",
+        "a bucket",
+        "a command's flag",
+        "on a guide",
+        "an expression",
+        "no flag",
+        "a command",
+        "a link",
+        "a heading",
+    ],
 )
 def test_names_lead_to_their_row(url: str, before: str, after: str) -> None:
     assert with_names(before, url) == after

@@ -20,8 +20,8 @@ from hf_transformer.tasks.long_texts import WINDOWS
 from tests.integration.conftest import ROOT, Serve, refused
 from tests.support.service import Service
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", "api", "text_generation")}
-EXAMPLE = re.compile(r"```sh\n(?P<command>curl [^\n]+)\n```\n\n```json\n(?P<answer>.+?)\n```", re.DOTALL)
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", "api", "dialects", "text_generation")}
+EXAMPLE = re.compile(r"```sh\n(?P<command>curl [^`]+)\n```\n\n```json\n(?P<answer>.+?)\n```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 ADDRESS = "localhost:8080"
 MADE_ID = re.compile(r"^((chat)?cmpl-|call_|resp_|msg_).+$")
@@ -38,7 +38,7 @@ EXAMPLES = [
     pytest.param(task, match["command"], match["answer"], id=f"{page or task}-{number}")
     for page, task, text in (
         *(("", task, text) for task, text in sections().items()),
-        *((page, "", PAGES[page]) for page in ("api", "text_generation")),
+        *((page, "", PAGES[page]) for page in ("api", "dialects", "text_generation")),
     )
     for number, match in enumerate(EXAMPLE.finditer(text))
 ]
