@@ -1,6 +1,6 @@
 """Checks the built site: links and pictures lead to files and anchors of it, and none to the project's own address.
 
-A link that should lead into the site, but was given an address, works for nobody who reads another copy of it.
+A link that should lead into the site, but was given an address, leads out of every other copy of it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import argparse
 import errno
 import http.client
 import json
+import shlex
 import signal
 import socket
 import sys
@@ -199,19 +200,12 @@ def demonstrate(
     ``folder`` receives the logs. Raises InterruptedError for a signal before the answer, LoadError if Triton or the
     service does not start, does not answer or exits.
     """
-    repository = settings.model_repository
-    if settings.model_dir is not None:
-        own = own_entry(settings.model_dir.expanduser().resolve(), settings.task)
-        repository, entries, models = Path(own["model_dir"]).parent, [own], [own["model_name"]]
-    else:
-        tasks = list(EXAMPLES) if settings.task == ALL else [settings.task]
-        entries = [entry(task, repository) for task in tasks]
-        models = sorted({EXAMPLES[task].model for task in tasks})
+    repository, entries = chosen_models(settings)
     say("Starting Triton ...")
     with LocalTriton(
         repository,
         environment=settings.triton_environment,
-        models=models,
+        models=sorted({own.get("predictor_model", own["model_name"]) for own in entries}),
         # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
         options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
         environ=environ,
@@ -242,20 +236,32 @@ def demonstrate(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
             )
-            examples = [own_example(port, models[0])] if settings.model_dir else [EXAMPLES[task] for task in tasks]
+            if settings.model_dir is None:
+                examples = [EXAMPLES[own["task"]] for own in entries]
+            else:
+                examples = [own_example(port, entries[0]["model_name"])]
             for example in examples:
                 ask(port, example)
             if settings.once:
                 return
             example = examples[0]
             say(f"\nTry it in a browser at http://{HOST}:{port}/, or with curl:")
-            say(f"curl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
+            say(f"curl http://{HOST}:{port}{example.path} -d {shlex.quote(example.body)}\n")
             say(f"Logs: {folder}/service.log, {folder}/triton.log\nServing until Ctrl-C.")
             while not interrupted():
                 triton.child.require_running("Triton")
                 service.require_running("the service")
                 time.sleep(0.1)
             say("\nStopping ...")
+
+
+def chosen_models(settings: argparse.Namespace) -> tuple[Path, list[dict[str, str]]]:
+    """The model repository, and the entries of --models. Raises LoadError if --model_dir can't be used."""
+    if settings.model_dir is not None:
+        own = own_entry(settings.model_dir.expanduser().resolve(), settings.task)
+        return Path(own["model_dir"]).parent, [own]
+    tasks = list(EXAMPLES) if settings.task == ALL else [settings.task]
+    return settings.model_repository, [entry(task, settings.model_repository) for task in tasks]
 
 
 def entry(task: str, repository: Path) -> dict[str, str]:

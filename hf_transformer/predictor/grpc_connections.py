@@ -248,7 +248,7 @@ class Channel:
         )
 
     def abandon(self, call: asyncio.Task[bytes]) -> None:
-        """Counts a call that nobody waits for until it ends."""
+        """Counts a call without a caller until it ends."""
         self.abandoned.add(call)
         call.add_done_callback(self.abandoned.discard)
 

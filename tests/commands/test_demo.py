@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -334,6 +335,20 @@ def test_an_own_model_is_shown(
         assert lines[asked + 1].startswith(request_body)
         assert lines[asked + 2] == "Answer:" and answer in lines[asked + 3]
         assert running.left_behind() == []
+
+
+def test_the_command_of_an_own_model_is_for_a_shell(tmp_path: Path, own_model: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    config = json.loads((own_model / "config.json").read_text())
+    example = {"instances": ["The hotel wasn't good."]}
+    (own_model / "config.json").write_text(json.dumps(config | {"playground": {"examples": [example]}}))
+    with demo(temporary, f"--model_dir={own_model}") as running:
+        running.read_until("Serving until Ctrl-C")
+        command = shlex.split(next(line for line in running.output.splitlines() if line.startswith("curl ")))
+        assert json.loads(command[-1]) == example
+        running.process.send_signal(signal.SIGINT)
+        assert running.end() == 0, running.output
 
 
 def test_an_unfit_folder_is_refused_with_a_remedy(tmp_path: Path, own_model: Path) -> None:
