@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.commands.doctor import network
+from hf_transformer.commands import other_servers
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import results_of, troubles
@@ -115,7 +115,7 @@ async def refuse_in_words(connection: Connection) -> None:
 async def test_a_port_without_a_predictor_fails_the_protocol(
     monkeypatch: pytest.MonkeyPatch, script: Any, says: str
 ) -> None:
-    monkeypatch.setattr(network, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(other_servers, "PROBE_SECONDS", 0.2)
     async with scripted(script) as host:
         assert_only(await examined(host, "v2"), "protocol", says)
 
