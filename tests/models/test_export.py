@@ -226,7 +226,7 @@ def refused(source: Path | str, folder: Path, *flags: str) -> TransformerError:
 @pytest.mark.parametrize(
     ("model", "flags", "error", "says"),
     [
-        ("bert", ["--task=fill-masks"], ConfigError, "--task=fill-masks: expected one of"),
+        ("bert", ["--task=fill-masks"], ConfigError, "got 'fill-masks'; did you mean fill_mask?"),
         ("bert", ["--task=token_classification"], ConfigError, "has no weights for classifier."),
         ("bert", ["--task=text_generation"], ConfigError, "depend on later tokens"),
         ("gpt2_past", ["--task=fill_mask"], LoadError, "can't load the weights for fill_mask"),
