@@ -58,7 +58,7 @@ bench:
 	@scripts/bench $(ARGS)
 
 clean:
-	for folder in .venv .venv-*; do if [ -f $$folder/.stamp ] || [ -f $$folder/.python ]; then rm -rf $$folder; fi; done
+	for folder in .venv .venv-*; do if [ -f $$folder/install.log ]; then rm -rf $$folder; fi; done
 	rm -rf build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

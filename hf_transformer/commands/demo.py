@@ -205,7 +205,7 @@ def demonstrate(
     with LocalTriton(
         repository,
         environment=settings.triton_environment,
-        models=sorted({own.get("predictor_model", own["model_name"]) for own in entries}),
+        models=sorted({model.get("predictor_model", model["model_name"]) for model in entries}),
         # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
         options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
         environ=environ,
@@ -237,7 +237,7 @@ def demonstrate(
                 f"asking Triton over {settings.predictor_protocol}"
             )
             if settings.model_dir is None:
-                examples = [EXAMPLES[own["task"]] for own in entries]
+                examples = [EXAMPLES[model["task"]] for model in entries]
             else:
                 examples = [own_example(port, entries[0]["model_name"])]
             for example in examples:
@@ -258,8 +258,8 @@ def demonstrate(
 def chosen_models(settings: argparse.Namespace) -> tuple[Path, list[dict[str, str]]]:
     """The model repository, and the entries of --models. Raises LoadError if --model_dir can't be used."""
     if settings.model_dir is not None:
-        own = own_entry(settings.model_dir.expanduser().resolve(), settings.task)
-        return Path(own["model_dir"]).parent, [own]
+        folder = settings.model_dir.expanduser().resolve()
+        return folder.parent, [own_entry(folder, settings.task)]
     tasks = list(EXAMPLES) if settings.task == ALL else [settings.task]
     return settings.model_repository, [entry(task, settings.model_repository) for task in tasks]
 

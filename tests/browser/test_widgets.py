@@ -242,7 +242,7 @@ TOKENS: dict[str, tuple[list[str], str, list[str]]] = {
     ),
     "unknown": (["[UNK]", "à"], "💩 à", ["[UNK]", "à"]),
 }
-"""Tokens, their text, and what is shown."""
+"""Tokens, the text that they come from, and the labels of the page."""
 
 
 def test_shares_and_tokens_are_told_as_they_are(playground: Open) -> None:

@@ -96,13 +96,14 @@ def _plan(server: Target, texts: Sequence[Json], flags: Namespace, setup: Setup 
         if setup:
             raise
         context = ssl.create_default_context() if server.address.use_ssl else None
-        found = any_server(server.address, context)
-        if not found and probe(server.address, WIRES["grpc-v2"], context).answer == "understood":
-            found = "a port for gRPC"
-        if found in ("", ITSELF):
+        server_name = any_server(server.address, context)
+        if not server_name and probe(server.address, WIRES["grpc-v2"], context).answer == "understood":
+            server_name = "a port for gRPC"
+        if server_name in ("", ITSELF):
             raise type(error)(f"--url: {error}") from error
         url = without_userinfo(flags.url)
-        raise LoadError(f"--url={url} is {found}; bench needs the address of a service of hf-transformer") from error
+        problem = f"--url={url} is {server_name}; bench needs the address of a service of hf-transformer"
+        raise LoadError(problem) from error
 
 
 def _run(server: Target, plan: Plan, flags: Namespace, connections: int, title: str, terminal: Terminal) -> Figures:
