@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, exchange, free_ports, is_ready
+from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, exchange, is_ready, reserved_ports
 
 MODEL = EXAMPLES["fill_mask"]
 PAUSE_SECONDS, MOST_SECONDS = 0.01, 120.0
@@ -61,9 +61,8 @@ class Round:
         self.seen.setdefault(event, time.perf_counter() - self._began)
 
 
-def measure(triton: LocalTriton, protocol: str) -> dict[str, float]:
+def measure(triton: LocalTriton, protocol: str, http_port: int, grpc_port: int) -> dict[str, float]:
     """Starts both, and returns what a Round has seen. Raises RuntimeError for another status than 503 and 200."""
-    http_port, grpc_port = free_ports(2)
     address = triton.http_address if protocol == "v2" else triton.grpc_address
     flags = [f"--model_name={MODEL.model}", f"--model_dir={triton.model_repository / MODEL.model}", *MODEL.flags]
     flags += [f"--predictor_host={address}", f"--predictor_protocol={protocol}"]
@@ -94,8 +93,11 @@ def main() -> None:
     parser.add_argument("--triton_environment", type=Path, default=None)
     arguments = parser.parse_args()
     repository, environment = default_model_repository(), arguments.triton_environment
-    with LocalTriton(repository, environment=environment, models=[MODEL.model]) as triton:
-        rounds = [measure(triton, arguments.predictor_protocol) for _ in range(arguments.rounds)]
+    with (
+        reserved_ports(2) as ports,
+        LocalTriton(repository, environment=environment, models=[MODEL.model]) as triton,
+    ):
+        rounds = [measure(triton, arguments.predictor_protocol, *ports) for _ in range(arguments.rounds)]
     for name in ("live", "model", "answer", "503s"):
         values = sorted(one[name] for one in rounds)
         print(f"{name:7} median {statistics.median(values):7.2f}, from {values[0]:.2f} to {values[-1]:.2f}")

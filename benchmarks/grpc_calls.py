@@ -39,7 +39,7 @@ from benchmarks.load import LoadFailed, get
 from benchmarks.pairs import Checkout, add_flags, environment, paired
 from benchmarks.processes import ROOT, ServiceProcess, cpu_seconds, variables
 from benchmarks.repository import lay_out
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, free_ports, poll
+from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, poll, reserved_port
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 
@@ -191,7 +191,7 @@ def start(
 
 def start_bare(name: str, kind: str, folder: Path, python: Path, stack: ExitStack) -> Server:
     """Starts a bare server, which ends with the stack."""
-    port = free_ports(1)[0]
+    port = stack.enter_context(reserved_port())
     command = [str(python), "-m", "benchmarks.grpc_calls", "--bare", kind, str(port)]
     child = ChildProcess(command, variables(), folder / f"{kind}.log")
     stack.callback(child.terminate, 10.0)

@@ -40,8 +40,8 @@ from hf_transformer.commands.local_triton import (
     ChildProcess,
     LocalTriton,
     exchange,
-    free_ports,
     is_ready,
+    reserved_port,
     session_members,
 )
 
@@ -167,19 +167,19 @@ class Testbed:
     @contextmanager
     def behind(self, nginx: Path, folder: Path, policy: str) -> Iterator[None]:
         """Runs nginx with a policy in front of the services."""
-        [self.port] = free_ports(1)
-        config = folder / f"{self.setup.model}-{policy}.conf"
-        config.write_text(nginx_config(self.port, [service.port for service in self.services], BALANCERS[policy]))
-        command = [str(nginx), "-p", str(folder), "-c", str(config), "-e", "stderr"]
-        proxy = ChildProcess(command, {"PATH": os.environ["PATH"]}, folder / f"{config.stem}.log")
-        try:
-            proxy.wait_until(lambda: is_ready(self.port, "/v2/health/live"), "nginx", 10.0)
-            self.proxy = proxy
-            pin(self)
-            yield
-        finally:
-            self.proxy = None
-            proxy.terminate()
+        with reserved_port() as self.port:
+            config = folder / f"{self.setup.model}-{policy}.conf"
+            config.write_text(nginx_config(self.port, [service.port for service in self.services], BALANCERS[policy]))
+            command = [str(nginx), "-p", str(folder), "-c", str(config), "-e", "stderr"]
+            proxy = ChildProcess(command, {"PATH": os.environ["PATH"]}, folder / f"{config.stem}.log")
+            try:
+                proxy.wait_until(lambda: is_ready(self.port, "/v2/health/live"), "nginx", 10.0)
+                self.proxy = proxy
+                pin(self)
+                yield
+            finally:
+                self.proxy = None
+                proxy.terminate()
 
     def use(self) -> Use:
         """What all processes have used so far."""

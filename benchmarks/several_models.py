@@ -33,7 +33,7 @@ import httpx
 from benchmarks.pairs import environment
 from benchmarks.processes import ROOT, resident_bytes, variables
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository, entry
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, free_ports, service_running
+from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, reserved_ports, service_running
 
 REPOSITORY: Final = default_model_repository()
 TASKS: Final = ("fill_mask", "sequence_classification", "token_classification", "rerank", "text_embedding")
@@ -79,10 +79,12 @@ async def service(
 ) -> AsyncIterator[tuple[httpx.AsyncClient, ChildProcess]]:
     """A ready service with these models. Yields a client and the process."""
     write(file, json.dumps(list(entries)))
-    http_port, grpc_port = free_ports(2)
     all_flags = [f"--models={file}", f"--predictor_host={triton.http_address}", *flags]
     log = file.with_suffix(".log")
-    with service_running(all_flags, variables(), log, http_port=http_port, grpc_port=grpc_port) as child:
+    with (
+        reserved_ports(2) as (http_port, grpc_port),
+        service_running(all_flags, variables(), log, http_port=http_port, grpc_port=grpc_port) as child,
+    ):
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{http_port}", timeout=30.0, trust_env=False) as client:
             yield client, child
 

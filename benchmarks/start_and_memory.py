@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks.pairs import Checkout, add_flags, environment, interval, paired
 from benchmarks.processes import ROOT, variables
-from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, is_ready
+from hf_transformer.commands.local_triton import HOST, LocalTriton, is_ready, reserved_port
 
 REPOSITORY: Final = ROOT / "deploy" / "model_repository"
 BODY: Final = b'{"instances": ["The capital of france is [MASK]."]}'
@@ -56,7 +56,8 @@ def main() -> None:
             for protocol, address in addresses.items():
                 for name, checkout in reversed(versions.items()) if number % 2 else versions.items():
                     command, environ = start_command(checkout, options.own_python)
-                    figures = measure(command, environ, protocol, address, options.requests)
+                    with reserved_port() as port:
+                        figures = measure(port, command, environ, protocol, address, options.requests)
                     if number:  # the first round warms up
                         rounds.setdefault((protocol, name), []).append(figures)
     print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
@@ -87,9 +88,10 @@ def start_command(checkout: Checkout | None, own_python: bool) -> tuple[list[str
     return checkout.command(Path(sys.executable), own_python), checkout.environ(variables())
 
 
-def measure(python: Sequence[str], environ: Mapping[str, str], protocol: str, address: str, requests: int) -> Figures:
-    """One round: seconds to ready, MB at ready, MB after the requests."""
-    port = free_ports(1)[0]
+def measure(
+    port: int, python: Sequence[str], environ: Mapping[str, str], protocol: str, address: str, requests: int
+) -> Figures:
+    """One round of a service on ``port``: seconds to ready, MB at ready, MB after the requests."""
     flags = [
         *(f"--host={HOST}", f"--http_port={port}", "--model_name=bert", f"--model_dir={REPOSITORY / 'bert'}"),
         *([f"--predictor_host={address}"] if address else []),

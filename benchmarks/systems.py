@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,7 @@ from benchmarks.load import (
 from benchmarks.pairs import Checkout
 from benchmarks.processes import READY_SECONDS, ServiceProcess, variables
 from benchmarks.repository import ensemble_name
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, ChildProcess, LocalTriton, free_ports, is_ready
+from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, ChildProcess, LocalTriton, is_ready, reserved_port
 
 WRK: Final = "Triton alone, wrk"
 PERF_ANALYZER: Final = "Triton alone, perf_analyzer"
@@ -251,10 +252,11 @@ class KServeTransformer(V1Server):
         super().__init__(name, testbed, model)
         self._protocol = protocol
         self._child: ChildProcess | None = None
+        self._reservation = ExitStack()
 
     def start(self) -> None:
         self._deadline = time.monotonic() + READY_SECONDS
-        self.port = free_ports(1)[0]
+        self.port = self._reservation.enter_context(reserved_port())
         command = [
             *(sys.executable, "-m", "benchmarks.kserve_transformer"),
             *(f"--model_name={self.model.name}", f"--http_port={self.port}", "--enable_grpc=false", "--workers=1"),
@@ -275,6 +277,7 @@ class KServeTransformer(V1Server):
         if self._child is not None:
             self._child.terminate(10.0)
             self._child = None
+        self._reservation.close()
 
     @property
     def child(self) -> ChildProcess | None:

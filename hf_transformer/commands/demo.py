@@ -12,7 +12,6 @@ import http.client
 import json
 import shlex
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from hf_transformer.commands.flags import FlagParser
-from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, free_ports, service_running
+from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, reserved_port, service_running
 from hf_transformer.config.option import Converter, integer
 from hf_transformer.errors import LoadError
 from hf_transformer.types.task_names import task_name
@@ -202,22 +201,25 @@ def demonstrate(
     """
     repository, entries = chosen_models(settings)
     say("Starting Triton ...")
-    with LocalTriton(
-        repository,
-        environment=settings.triton_environment,
-        models=sorted({model.get("predictor_model", model["model_name"]) for model in entries}),
-        # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
-        options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
-        environ=environ,
-        log=folder / "triton.log",
-        interrupted=interrupted,
-    ) as triton:
+    with (
+        LocalTriton(
+            repository,
+            environment=settings.triton_environment,
+            models=sorted({model.get("predictor_model", model["model_name"]) for model in entries}),
+            # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
+            options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
+            environ=environ,
+            log=folder / "triton.log",
+            interrupted=interrupted,
+        ) as triton,
+        ExitStack() as ports,
+    ):
         say(f"Triton is ready: REST on {triton.http_address}, gRPC on {triton.grpc_address} ({triton.description})")
-        port = free_port(settings.http_port)
+        port = ports.enter_context(next_free_port(settings.http_port))
         if settings.http_port not in (0, port):
             say(f"Port {settings.http_port} is taken, so the service uses port {port}.")
         # By default the gRPC port in the documentation, if that port is free.
-        grpc_port = free_port(port + 1 if settings.http_port else 0)
+        grpc_port = ports.enter_context(next_free_port(port + 1 if settings.http_port else 0))
         over_grpc = settings.predictor_protocol == "grpc-v2"
         flags = [
             f"--predictor_host={triton.grpc_address if over_grpc else triton.http_address}",
@@ -230,8 +232,8 @@ def demonstrate(
             flags.append(f"--models={file}")
         else:
             flags += [f"--{name}={value}" for name, value in entries[0].items()]
-        ports = {"http_port": port, "grpc_port": grpc_port}
-        with service_running(flags, environ, folder / "service.log", **ports, interrupted=interrupted) as service:
+        log, own_ports = folder / "service.log", {"http_port": port, "grpc_port": grpc_port}
+        with service_running(flags, environ, log, **own_ports, interrupted=interrupted) as service:
             say(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
@@ -296,21 +298,20 @@ def own_example(port: int, model: str) -> Example:
     return Example(model, request["instances"][0], request.get("parameters", {}))
 
 
-def free_port(wanted: int) -> int:
-    """Find the first free port from ``wanted``, or any free port for 0. Raises LoadError without a free port."""
-    if wanted == 0:
-        return free_ports(1)[0]
-    for port in range(wanted, min(wanted + 100, 65536)):
-        with socket.socket() as candidate:
-            # The service sets this option too: ports with connections in TIME_WAIT count as free.
-            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+@contextmanager
+def next_free_port(wanted: int) -> Iterator[int]:
+    """Reserve the first free port from ``wanted``, or any free port for 0. Raises LoadError without a free port."""
+    with ExitStack() as stack:
+        for port in range(wanted, min(wanted + 100, 65536)):
             try:
-                candidate.bind((HOST, port))
-                return port
+                reserved = stack.enter_context(reserved_port(port))
+                break
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise LoadError(f"port {port} can't be used: {exc.strerror}") from exc
-    raise LoadError(f"all ports from {wanted} to {min(wanted + 99, 65535)} are taken")
+        else:
+            raise LoadError(f"all ports from {wanted} to {min(wanted + 99, 65535)} are taken")
+        yield reserved
 
 
 def ask(port: int, example: Example) -> None:

@@ -109,6 +109,7 @@ class LocalTriton:
     def __post_init__(self) -> None:
         self.prefix = f"hf_transformer_{os.getpid()}_{secrets.token_hex(4)}_"
         self._folder: Path | None = None
+        self._reservation = ExitStack()
         self._child: ChildProcess | None = None
 
     @property
@@ -145,7 +146,8 @@ class LocalTriton:
         self._variables = installation.variables
         try:
             self._command = [*installation.program, *self._flags(installation.stub, folder)]
-            self._launch(new_ports=True)
+            self.http_port, self.grpc_port, self.metrics_port = self._reservation.enter_context(reserved_ports(3))
+            self._launch()
         except BaseException:
             self.stop()
             raise
@@ -158,6 +160,7 @@ class LocalTriton:
                 self._child = None
         finally:
             self._clear_shared_memory()
+            self._reservation.close()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
@@ -166,7 +169,7 @@ class LocalTriton:
         """Stop Triton if running, and start Triton on the same ports. Raises the errors of ``start``."""
         self.child.terminate()
         self._clear_shared_memory()
-        self._launch(new_ports=False)
+        self._launch()
 
     def kill(self) -> None:
         """Simulate a crash: send SIGKILL to Triton and its stubs, and remove Triton's files."""
@@ -180,28 +183,16 @@ class LocalTriton:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def _launch(self, *, new_ports: bool) -> None:
+    def _launch(self) -> None:
         def ready() -> bool:
             paths = ["/v2/health/live", *(f"/v2/models/{name}/ready" for name in self.models or ())]
             return all(is_ready(self.http_port, path) for path in paths)
 
-        # Another process may bind a port between the search and Triton's start.
-        for attempts_left in reversed(range(5)):
-            if new_ports:
-                self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
-            ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
-            flags = [f"--{api}-port={port}" for api, port in ports.items()]
-            self._child = child = ChildProcess([*self._command, *flags, *self.options], self._variables, self._log)
-            try:
-                # Triton opens its ports after loading all models, and exits if a model fails.
-                child.wait_until(ready, "Triton", self.timeout_seconds, self.interrupted)
-                return
-            except LoadError:
-                port_taken = "already in use" in child.output()
-                child.terminate()
-                self._clear_shared_memory()
-                if not (port_taken and attempts_left):
-                    raise
+        ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+        flags = [f"--{api}-port={port}" for api, port in ports.items()]
+        self._child = ChildProcess([*self._command, *flags, *self.options], self._variables, self._log)
+        # Triton opens its ports after loading all models, and exits if a model fails.
+        self._child.wait_until(ready, "Triton", self.timeout_seconds, self.interrupted)
 
     def _flags(self, stub: Path | None, folder: Path) -> list[str]:
         """Create all options except ports. For a stub, assemble the Python backend in ``folder``."""
@@ -469,13 +460,29 @@ def poll(condition: Callable[[], bool], seconds: float) -> bool:
     return answer
 
 
-def free_ports(count: int) -> list[int]:
-    """Find distinct ports of HOST that are currently free."""
+@contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """Reserves free ports of HOST for children of this process. Yields their numbers."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for unused in sockets:
-            unused.bind((HOST, 0))
-        return [int(unused.getsockname()[1]) for unused in sockets]
+        yield [stack.enter_context(reserved_port()) for _ in range(count)]
+
+
+@contextmanager
+def reserved_port(port: int = 0) -> Iterator[int]:
+    """Reserves ``port`` of HOST, or a free one for 0, for a child of this process. Yields its number.
+
+    Until the end, other processes that ask for any port get others. A program that sets SO_REUSEADDR or SO_REUSEPORT,
+    as servers do, can still bind it. The reserving socket never listens, so it receives no connections. Raises OSError
+    for an unavailable port.
+    """
+    with socket.socket() as reserving:
+        if port:  # connections in TIME_WAIT do not make it unavailable
+            reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserving.bind((HOST, port))
+        # After the bind, because two reservations with these options could get the same port.
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            reserving.setsockopt(socket.SOL_SOCKET, option, 1)
+        yield int(reserving.getsockname()[1])
 
 
 def exchange(port: int, path: str, body: str | None = None, *, seconds: float = 5.0) -> tuple[int, str]:

@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import free_ports, poll
+from hf_transformer.commands.local_triton import poll, reserved_port
 from tests.clients.conftest import ROOT, SECONDS, clients_environment, done, output
 from tests.integration.conftest import Serve
 from tests.support.service import Service
@@ -86,9 +86,10 @@ def running(line: list[str], home: Path, until: str) -> Iterator[None]:
 
 
 def test_gradio(serve: Serve, tmp_path: Path) -> None:
-    service, [port] = serve("bert", "v2"), free_ports(1)
-    line = command("gradio_app", f"--url={service.url}", f"--port={port}")
-    with running(line, tmp_path, until="Running on"):
+    service = serve("bert", "v2")
+    with reserved_port() as port, ExitStack() as stack:
+        line = command("gradio_app", f"--url={service.url}", f"--port={port}")
+        stack.enter_context(running(line, tmp_path, until="Running on"))
         caller = [line[0], "-c", CALL_GRADIO, f"http://127.0.0.1:{port}"]
         assert '"label": "paris"' in output([*caller, "The capital of france is [MASK]."], tmp_path, env=GRADIO)
         refused = done([*caller, "no mask"], tmp_path, env=GRADIO)

@@ -24,7 +24,7 @@ from hf_transformer.commands.demo import (
     ENVIRONMENT_VARIABLE,
     EXAMPLES,
     default_model_repository,
-    free_port,
+    next_free_port,
     own_entry,
     parse,
 )
@@ -34,8 +34,9 @@ from hf_transformer.commands.local_triton import (
     LocalTriton,
     exchange,
     find_triton,
-    free_ports,
     poll,
+    reserved_port,
+    reserved_ports,
     session_members,
 )
 from hf_transformer.errors import LoadError
@@ -124,16 +125,38 @@ def test_a_failed_load_quotes_the_log(repository: Path) -> None:
     assert not list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
 
 
-def test_triton_retries_on_other_ports(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process may bind a port between the search and Triton's bind."""
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        taken.listen()
-        offers = iter([[taken.getsockname()[1], *free_ports(2)], free_ports(3)])
-        monkeypatch.setattr("hf_transformer.commands.local_triton.free_ports", lambda count: next(offers))
-        with LocalTriton(repository, environment=ENVIRONMENT, models=[]) as triton:
-            assert triton.http_port != taken.getsockname()[1]
-            assert exchange(triton.http_port, "/v2/health/live")[0] == 200
+def bind(port: int, *options: int) -> None:
+    with socket.socket() as other:
+        for option in options:
+            other.setsockopt(socket.SOL_SOCKET, option, 1)
+        other.bind((HOST, port))
+        other.listen()
+
+
+def test_a_reserved_port_is_for_those_who_name_it() -> None:
+    """Servers can bind it, and nobody gets it by chance."""
+    with reserved_ports(3) as ports:
+        assert len(set(ports)) == 3
+        for port in ports:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((HOST, port))
+            with pytest.raises(OSError, match="already in use"):
+                bind(port)
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                bind(port, option)
+            with reserved_port(port) as again:
+                assert again == port
+
+
+def test_ports_of_a_stopped_triton_stay_reserved(repository: Path) -> None:
+    with LocalTriton(repository, environment=ENVIRONMENT, models=[]) as triton:
+        ports = (triton.http_port, triton.grpc_port, triton.metrics_port)
+        triton.kill()
+        for port in ports:
+            with pytest.raises(OSError, match="already in use"):
+                bind(port)
+        triton.restart()
+        assert exchange(triton.http_port, "/v2/health/live")[0] == 200
 
 
 def test_triton_ends_when_its_parent_is_killed(repository: Path) -> None:
@@ -433,17 +456,19 @@ def test_a_dead_process_is_named(tmp_path: Path, program: str, name: str) -> Non
 
 
 def test_a_taken_port_gives_the_next() -> None:
+    with reserved_port() as free, next_free_port(free) as first:
+        assert first == free
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert port < free_port(port) < port + 100
-    assert free_port(port) == port
+        with next_free_port(port) as following:
+            assert port < following < port + 100
     with socket.socket() as taken:
         taken.bind((HOST, 65535))
         taken.listen()
-        with pytest.raises(LoadError, match="all ports from 65535 to 65535 are taken"):
-            free_port(65535)
+        with pytest.raises(LoadError, match="all ports from 65535 to 65535 are taken"), next_free_port(65535):
+            pass
 
 
 def test_flags_and_variables_are_read() -> None:

@@ -21,7 +21,7 @@ from urllib.error import URLError
 
 import pytest
 
-from hf_transformer.commands.local_triton import SHARED_MEMORY, ChildProcess, find_triton, free_ports
+from hf_transformer.commands.local_triton import SHARED_MEMORY, ChildProcess, find_triton, reserved_ports
 from tests.integration.server.processes import new_certificate
 from tests.support.chart import Rendered, render
 from tests.support.triton_environment import triton_environment
@@ -41,10 +41,18 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def ports() -> Iterator[dict[str, str]]:
+    """Free ports by the ports of Triton and the service in a pod."""
+    names = ("8000", "8001", "8002", "8080", "8081")
+    with reserved_ports(len(names)) as free:
+        yield dict(zip(names, map(str, free), strict=True))
+
+
 class Pod:
     """The containers of a rendered pod as processes."""
 
-    def __init__(self, values: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, values: Mapping[str, Any], folder: Path, ports: Mapping[str, str]) -> None:
         self.folder, self.prefix = folder, f"hf_transformer_chart_{os.getpid()}_"
         repository = folder / "models"
         for model in [entry["model_name"] for entry in values.get("models", [{"model_name": "bert"}])]:
@@ -58,8 +66,7 @@ class Pod:
             shutil.copytree(stub.parents[2] / "backends" / "python", backend)
             shutil.copy(stub, backend / stub.name)
             options.append(f"--backend-directory={backend.parent}")
-        names = ("8000", "8001", "8002", "8080", "8081")
-        self.ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
+        self.ports = ports
         # The Triton of the tests is a release before 26.04.
         triton = {"image": {"tag": "24.10-py3"}, "extraArgs": options}
         own = ["--host=127.0.0.1", f"--http_port={self.ports['8080']}", f"--grpc_port={self.ports['8081']}"]
@@ -141,10 +148,10 @@ class Pod:
 
 
 @pytest.mark.parametrize("values", FORMS.values(), ids=FORMS.keys())
-def test_pod_starts_answers_and_ends_as_rendered(values: dict[str, Any], tmp_path: Path) -> None:
+def test_pod_starts_answers_and_ends_as_rendered(values: dict[str, Any], tmp_path: Path, ports: dict[str, str]) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed; the probes and NOTES.txt call it")
-    pod = Pod(values, tmp_path)
+    pod = Pod(values, tmp_path, ports)
     form = pod.form
     with pod.running() as (triton, service):
         service.wait_until(lambda: pod.passes(form.service["readinessProbe"]), "the model", 60)

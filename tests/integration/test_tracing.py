@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, poll
+from hf_transformer.commands.local_triton import HOST, LocalTriton, poll, reserved_port
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub
 from tests.support.collector import Collector, Proxy, attributes, collecting, proxying
@@ -195,8 +195,8 @@ def test_logs_and_spans_have_no_texts_and_no_credentials(traced: Traced) -> None
 
 
 def test_an_absent_collector_is_logged_once_and_fails_no_request(triton: LocalTriton, serve: Serve) -> None:
-    nowhere = f"--otlp_endpoint=http://{HOST}:{free_ports(1)[0]}"
-    with proxying(triton.http_address) as proxy:
+    with reserved_port() as nobody, proxying(triton.http_address) as proxy:
+        nowhere = f"--otlp_endpoint=http://{HOST}:{nobody}"
         more = (f"--predictor_host={proxy.address}", "--otlp_sample_ratio=0", "--enable_server_timing=false")
         with serve.own("bert", "v2", nowhere, *more) as service:
             service.wait_until("/v1/models/bert")

@@ -15,7 +15,6 @@ import asyncio
 import random
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections import Counter
@@ -26,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.local_triton import HOST, reserved_port
 from tests.integration.server.serving import App, body_of, serving
 from tests.support.raw_http import connected_to, read_response, request
 from tests.wire.corpus import UPGRADE
@@ -209,10 +208,8 @@ class Sender:
 @asynccontextmanager
 async def proxy(name: str, upstream: int) -> AsyncIterator[int]:
     """Runs a proxy for the port ``upstream``, and yields its port."""
-    with socket.create_server((HOST, 0)) as free:
-        port: int = free.getsockname()[1]
     text, command = COMMANDS[name]
-    with tempfile.TemporaryDirectory(prefix="hf-transformer-proxy-") as folder:
+    with reserved_port() as port, tempfile.TemporaryDirectory(prefix="hf-transformer-proxy-") as folder:
         path = Path(folder) / "configuration"
         path.write_text(text.format(host=HOST, port=port, upstream=upstream, folder=folder))
         quiet = asyncio.subprocess.DEVNULL

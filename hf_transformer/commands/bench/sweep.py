@@ -24,7 +24,7 @@ import numpy as np
 
 from hf_transformer.commands.bench.load import ROWS, Figures, Target
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
-from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, service_running
+from hf_transformer.commands.local_triton import HOST, LocalTriton, reserved_ports, service_running
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.errors import ConfigError, LoadError
@@ -105,7 +105,7 @@ class Setup:
         entries = {name: value for name, value in settings.items() if not name.startswith("--")}
         if self._loaded != (wanted := {**self._config, **entries}):
             self._load(wanted)
-        http_port, grpc_port = free_ports(2)
+        http_port, grpc_port = self._service.enter_context(reserved_ports(2))
         flags = [*self._flags, *(f"{name}={value}" for name, value in settings.items() if name not in entries)]
         log = self._folder / "service.log"
         self._service.enter_context(

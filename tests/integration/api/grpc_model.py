@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, cast
 
 import grpc
@@ -16,7 +16,7 @@ from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Model, Models, Service
-from hf_transformer.commands.local_triton import HOST, free_ports
+from hf_transformer.commands.local_triton import HOST, reserved_port
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ModelIdentity
 from hf_transformer.errors import NotReady
@@ -182,10 +182,11 @@ async def serving(
     else:
         model = target if isinstance(target, ScriptedModel) else ScriptedModel(target)
         service = service_of(model, Metrics(), concurrent)
-    port = settings.pop("port", 0) or free_ports(1)[0]
-    server = GrpcServer(service, GrpcSettings(HOST, port, **settings), keys, log_format)
-    async with server, channel_to(port) as channel:
-        yield Server(channel, port, service.metrics, server)
+    shared = settings.pop("port", 0)  # with another server
+    with nullcontext(shared) if shared else reserved_port() as port:
+        server = GrpcServer(service, GrpcSettings(HOST, port, **settings), keys, log_format)
+        async with server, channel_to(port) as channel:
+            yield Server(channel, port, service.metrics, server)
 
 
 def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) -> Service:

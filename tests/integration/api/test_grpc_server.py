@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from hf_transformer import __version__
 from hf_transformer.api.grpc.server import MAX_CONCURRENT_STREAMS
 from hf_transformer.app.application import grpc_server
-from hf_transformer.commands.local_triton import HOST, free_ports
+from hf_transformer.commands.local_triton import HOST, reserved_port
 from hf_transformer.commands.serve import grpc_port_reserved, listen
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
@@ -161,22 +161,22 @@ async def test_reflection_describes_every_service_and_the_served_methods() -> No
 
 
 async def test_flags_configure_the_server() -> None:
-    port = free_ports(1)[0]
     limits = ("--grpc_max_receive_message_length=2000", "--grpc_max_send_message_length=1000")
-    settings = config(f"--host={HOST}", f"--grpc_port={port}", *limits)
     service = service_of(ScriptedModel(), Metrics())
-    server = grpc_server(settings, service)
-    assert server is not None
-    async with server, channel_to(port) as channel:
-        client = Client(channel)
-        assert text_of(await client.infer(request("a" * 500))) == "a" * 500
-        for length, expected in (
-            (1500, "at most 1000 bytes (--grpc_max_send_message_length)"),
-            (2500, "larger than max"),
-        ):
-            code, message = await status_of(client.infer(request("a" * length)))
-            assert code is StatusCode.RESOURCE_EXHAUSTED
-            assert expected in message
+    with reserved_port() as port:
+        settings = config(f"--host={HOST}", f"--grpc_port={port}", *limits)
+        server = grpc_server(settings, service)
+        assert server is not None
+        async with server, channel_to(port) as channel:
+            client = Client(channel)
+            assert text_of(await client.infer(request("a" * 500))) == "a" * 500
+            for length, expected in (
+                (1500, "at most 1000 bytes (--grpc_max_send_message_length)"),
+                (2500, "larger than max"),
+            ):
+                code, message = await status_of(client.infer(request("a" * length)))
+                assert code is StatusCode.RESOURCE_EXHAUSTED
+                assert expected in message
     with pytest.raises(ConfigError):
         grpc_server(replace(settings, ssl_certfile="/nowhere", ssl_keyfile="/nowhere"), service)
     assert grpc_server(replace(settings, enable_grpc=False), service) is None

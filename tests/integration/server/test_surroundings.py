@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.local_triton import HOST, poll, reserved_port
 from tests.integration.conftest import Serve
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY, PID, SECONDS
 from tests.support.raw_http import get
@@ -25,30 +25,23 @@ LINES, LONG = 8_000, 500
 """Lines of a log, and characters of each: together four times the backlog."""
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind((HOST, 0))
-        port: int = one.getsockname()[1]
-    return port
-
-
 @contextmanager
 def shell(
     words: str, *flags: str, log: Path, stdout: int | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A service that a shell has started with these words before and after; its URL."""
-    port = free_port()
-    command = [sys.executable, "-m", "hf_transformer", "--model_name=bert", f"--model_dir={MODEL_FOLDER}"]
-    command += [f"--predictor_host={NOBODY}", f"--host={HOST}", f"--http_port={port}", "--grpc_port=0", *flags]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            ["bash", "-c", words.format(" ".join(command))], stdout=file if stdout is None else stdout, stderr=file
-        )
-    try:
-        yield process, f"http://{HOST}:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with reserved_port() as port:
+        command = [sys.executable, "-m", "hf_transformer", "--model_name=bert", f"--model_dir={MODEL_FOLDER}"]
+        command += [f"--predictor_host={NOBODY}", f"--host={HOST}", f"--http_port={port}", "--grpc_port=0", *flags]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                ["bash", "-c", words.format(" ".join(command))], stdout=file if stdout is None else stdout, stderr=file
+            )
+        try:
+            yield process, f"http://{HOST}:{port}"
+        finally:
+            process.kill()
+            process.wait()
 
 
 def answers(url: str) -> bool:
