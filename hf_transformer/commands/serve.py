@@ -131,18 +131,17 @@ def grpc_port_reserved(config: Config) -> Iterator[int]:
     """
     with socket.socket(_family(config)) as reserved:
         try:
-            # Tests the port without SO_REUSEPORT, which would let two services share the port and its connections.
-            with socket.socket(_family(config)) as alone:
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind((config.host, config.grpc_port))
-                port = int(alone.getsockname()[1])
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            reserved.bind((config.host, port))
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # despite connections in TIME_WAIT
+            reserved.bind((config.host, config.grpc_port))
         except OSError as error:
             raise ConfigError(
                 f"--grpc_port={config.grpc_port}: can't listen on {config.host}: {error.strerror or error}; expected "
                 "a free port and an address of this machine, or --enable_grpc=false"
             ) from error
+        # After the bind: two services with SO_REUSEPORT would share the port and its connections.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port = int(reserved.getsockname()[1])
         logger.info("listening on %s://%s:%d", "grpcs" if config.ssl_certfile else "grpc", config.host, port)
         yield port
 
