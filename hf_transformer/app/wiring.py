@@ -540,9 +540,9 @@ def padding_policy(
 
 def _log_texts(max_length: int | None, texts: Sequence[TextInput], context: Context) -> None:
     """Logs a request's texts for --enable_log_requests, and truncates each text to ``max_length`` characters."""
-    shown = [
+    instances = [
         text[:max_length] if isinstance(text, str) else tuple(part[:max_length] for part in strings(text))
         for text in texts
     ]
     named = names_of(context.request_id, context.headers.get("traceparent"))
-    texts_logger.info("requestId: %s, instances: %s", context.request_id, shown, extra=named)
+    texts_logger.info("requestId: %s, instances: %s", context.request_id, instances, extra=named)

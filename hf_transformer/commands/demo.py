@@ -201,25 +201,20 @@ def demonstrate(
     """
     repository, entries = chosen_models(settings)
     say("Starting Triton ...")
-    with (
-        LocalTriton(
-            repository,
-            environment=settings.triton_environment,
-            models=sorted({model.get("predictor_model", model["model_name"]) for model in entries}),
-            # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
-            options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
-            environ=environ,
-            log=folder / "triton.log",
-            interrupted=interrupted,
-        ) as triton,
-        ExitStack() as ports,
-    ):
+    triton = LocalTriton(
+        repository,
+        environment=settings.triton_environment,
+        models=sorted({model.get("predictor_model", model["model_name"]) for model in entries}),
+        # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
+        options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
+        environ=environ,
+        log=folder / "triton.log",
+        interrupted=interrupted,
+    )
+    with triton, ports(settings.http_port) as (port, grpc_port):
         say(f"Triton is ready: REST on {triton.http_address}, gRPC on {triton.grpc_address} ({triton.description})")
-        port = ports.enter_context(next_free_port(settings.http_port))
         if settings.http_port not in (0, port):
             say(f"Port {settings.http_port} is taken, so the service uses port {port}.")
-        # By default the gRPC port in the documentation, if that port is free.
-        grpc_port = ports.enter_context(next_free_port(port + 1 if settings.http_port else 0))
         over_grpc = settings.predictor_protocol == "grpc-v2"
         flags = [
             f"--predictor_host={triton.grpc_address if over_grpc else triton.http_address}",
@@ -232,8 +227,8 @@ def demonstrate(
             flags.append(f"--models={file}")
         else:
             flags += [f"--{name}={value}" for name, value in entries[0].items()]
-        log, own_ports = folder / "service.log", {"http_port": port, "grpc_port": grpc_port}
-        with service_running(flags, environ, log, **own_ports, interrupted=interrupted) as service:
+        log, numbers = folder / "service.log", {"http_port": port, "grpc_port": grpc_port}
+        with service_running(flags, environ, log, **numbers, interrupted=interrupted) as service:
             say(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
@@ -296,6 +291,13 @@ def own_example(port: int, model: str) -> Example:
     examples = json.loads(exchange(port, f"/v1/models/{model}/info")[1])["examples"]
     request = next(example["value"] for example in examples if "instances" in example["value"])
     return Example(model, request["instances"][0], request.get("parameters", {}))
+
+
+@contextmanager
+def ports(wanted: int) -> Iterator[tuple[int, int]]:
+    """Reserve a port for HTTP and one for gRPC. By default the ports in the documentation, if they are free."""
+    with next_free_port(wanted) as port, next_free_port(port + 1 if wanted else 0) as grpc_port:
+        yield port, grpc_port
 
 
 @contextmanager

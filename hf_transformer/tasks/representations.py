@@ -258,18 +258,18 @@ def fit_outputs(task: Task[Any, Any, Any], outputs: Sequence[TensorSpec]) -> Tas
 def _find_roles(settings: TaskSettings, names: set[str]) -> list[str]:
     """The roles of a model with outputs of these names, the default representation first."""
     files = settings.sentence_transformers
-    found = [role for role in ROLES if role in names or (role == WEIGHTS and names & {*OTHER_NAMES[WEIGHTS]})]
+    present = [role for role in ROLES if role in names or (role == WEIGHTS and names & {*OTHER_NAMES[WEIGHTS]})]
     only = (SPARSE if files.sparse else MULTI_VECTOR if files.late_interaction else None) if files else None
-    if only and only not in map(ROLES.get, found):
-        found.append(POOLED if only == SPARSE else VECTORS)  # the contract finds the output
+    if only and only not in map(ROLES.get, present):
+        present.append(POOLED if only == SPARSE else VECTORS)  # the contract finds the output
         names = set()
     elif files is None and names == {"logits"}:
         return [POOLED]  # a masked language model with --task=text_embedding
     # An output has one role: a model with token_vectors may also have last_hidden_state, for its dense vector.
-    bound = {next((name for name in (role, *OTHER_NAMES[role]) if name in names), "") for role in found}
+    bound = {next((name for name in (role, *OTHER_NAMES[role]) if name in names), "") for role in present}
     rest = names - bound - {*ROLES, INDICES}
     dense = bool(rest & {OUTPUT, "dense_vecs"} if only else rest)
-    by_representation = {ROLES[role]: role for role in reversed(found)}
+    by_representation = {ROLES[role]: role for role in reversed(present)}
     order = (MULTI_VECTOR, SPARSE) if files and files.late_interaction else (SPARSE, MULTI_VECTOR)
     roles = [by_representation[name] for name in order if name in by_representation]
     return [OUTPUT, *roles] if dense or not roles else roles

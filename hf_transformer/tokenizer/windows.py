@@ -102,16 +102,16 @@ def _split(kept: Sequence[int], options: Tokenization) -> int:
 def _room(kept: Sequence[int], added: int, limit: int, options: Tokenization) -> int:
     """The number of tokens that special tokens and the other text leave. Raises InvalidInput if there are none."""
     split = _split(kept, options)
-    others = added + sum(kept) - kept[split]
-    if others >= limit:
+    taken = added + sum(kept) - kept[split]
+    if taken >= limit:
         here, other = ("second", "first") if split else ("first", "second")
         raise InvalidInput(
             "",
             f"a pair of texts whose {other} one leaves room for the {here} in {limit} tokens",
-            f"{others} tokens without the {here}",
+            f"{taken} tokens without the {here}",
             f"only the {here} is truncated",
         )
-    return limit - others
+    return limit - taken
 
 
 def _end(tokens: range, count: int, left: bool) -> range:
@@ -169,12 +169,12 @@ def shortened(text: str, encoding: Encoding, count: int, left: bool) -> str:
         encoding: the tokens with offsets, without special tokens.
     """
     offsets = encoding.offsets or []
-    place = len(offsets) - count if left else count
-    if not 0 < place < len(offsets):
+    cut = len(offsets) - count if left else count
+    if not 0 < cut < len(offsets):
         return text
     step = 1 if left else -1
-    while 0 < place < len(offsets) and offsets[place][0] < offsets[place - 1][1]:
-        place += step
+    while 0 < cut < len(offsets) and offsets[cut][0] < offsets[cut - 1][1]:
+        cut += step
     if left:
-        return text[offsets[place][0] :] if place < len(offsets) else ""
-    return text[: offsets[place - 1][1]] if place else ""
+        return text[offsets[cut][0] :] if cut < len(offsets) else ""
+    return text[: offsets[cut - 1][1]] if cut else ""

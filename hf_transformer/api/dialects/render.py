@@ -178,16 +178,16 @@ def _as_vllm(tool: Mapping[str, Json]) -> dict[str, Json]:
 
 def _variables(parameters: Parameters) -> dict[str, Json]:
     """Returns the template's variables from fields of their own. A reasoning effort also enables thinking."""
-    given: dict[str, Json] = {}
+    variables: dict[str, Json] = {}
     if "documents" in parameters:
-        given["documents"] = documents = _value(parameters, "documents", LIST, None)
+        variables["documents"] = documents = _value(parameters, "documents", LIST, None)
         for index, document in enumerate(documents):
             expect(document, dict, f"documents[{index}]", "an object")
     if (effort := parameters.string("reasoning_effort")) is not None:
-        given["reasoning_effort"] = effort
+        variables["reasoning_effort"] = effort
         if "enable_thinking" not in (parameters.get("chat_template_kwargs") or {}):
-            given["enable_thinking"] = effort != "none"
-    return given
+            variables["enable_thinking"] = effort != "none"
+    return variables
 
 
 def _request_id(call: Call, parameters: Parameters) -> str:
