@@ -771,15 +771,18 @@ async def test_closing_ends_open_streams(caplog: pytest.LogCaptureFixture) -> No
     ("responses", "kind"), [(0, failures.NO_ANSWER), (1, failures.LOST)], ids=["at once", "midway"]
 )
 async def test_a_lost_connection_ends_its_stream(responses: int, kind: str) -> None:
+    received = asyncio.Event()
+
     async def fault(connection: Connection) -> None:
         stream_id = await until_request(connection)
         await connection.send(head(stream_id) + frame(0, 0, stream_id, message(response(5))) * responses)
-        await asyncio.sleep(0.05)
+        await received.wait()
 
     async with faulty(fault, unused_address()) as host, predictor(host) as client:
         streamed = stream(client)
         for _ in range(responses):
             await anext(streamed)
+        received.set()
         with pytest.raises(PredictorUnavailable) as caught:
             await anext(streamed)
     assert caught.value.kind == kind
