@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,10 @@ async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
 
 @cache
 def described(task: str, *flags: str) -> tuple[AsgiApplication, dict[str, Any]]:
-    """A service and its document, cached."""
+    """A service and its document, cached. A thread has its own event loop: the first caller may be a coroutine."""
     app = build(task, *flags)
-    return app, asyncio.run(document_of(app))
+    with ThreadPoolExecutor(1) as thread:
+        return app, thread.submit(asyncio.run, document_of(app)).result()
 
 
 every_task = pytest.mark.parametrize("task", MODELS)

@@ -284,12 +284,12 @@ def at_work(serve: Serve, triton: LocalTriton) -> AtWork:
 
 
 @pytest.fixture(scope="module")
-def series(at_work: AtWork, serve: Serve) -> dict[str, dict[str, set[str]]]:
+def series(at_work: AtWork, serve: Serve, repository: Path) -> dict[str, dict[str, set[str]]]:
     """Labels and their values by the name that a query gives, with answered, refused and failed requests."""
     failing = serve("fault_raises")
     assert failing.post({"instances": [TEXT]}).status_code == 502
     busy = serve("fault_slow", "v2", "--max_concurrent_requests=1")
-    answer_and_refuse(busy, {"instances": [TEXT]})
+    answer_and_refuse(busy, {"instances": [TEXT]}, repository)
     found = dict(ELSEWHERE)
     others = [service.url.removeprefix("http://") for service in (busy, failing)]
     for address in [*at_work.targets, *others]:

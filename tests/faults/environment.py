@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -126,7 +126,12 @@ class FaultEnvironment:
 
 def members(pid: int, program: str) -> list[int]:
     """The processes of a session whose command line has such a word."""
-    return [one for one in session_members(pid) if program in " ".join(psutil.Process(one).cmdline())]
+    found = []
+    for one in session_members(pid):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if program in " ".join(psutil.Process(one).cmdline()):
+                found.append(one)
+    return found
 
 
 def use_of(service: Service) -> Use:

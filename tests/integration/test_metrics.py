@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +23,10 @@ TEXT = "The capital of france is [MASK]."
 
 
 @pytest.fixture(scope="module")
-def shown(serve: Serve) -> dict[str, Shown]:
+def shown(serve: Serve, repository: Path) -> dict[str, Shown]:
     """All metrics by the name of the documentation, of a service that has answered and refused a request."""
     service = serve("fault_slow", "v2", "--max_concurrent_requests=1")
-    answer_and_refuse(service, {"instances": [TEXT]})
+    answer_and_refuse(service, {"instances": [TEXT]}, repository)
     return shown_by(service.client.get("/metrics").text)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from hf_transformer.commands.local_triton import LocalTriton, poll
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.support.service import Service
+from tests.support.triton_repository import held
 
 REPOSITORY = default_model_repository()
 CHANGE_SECONDS = 30.0
@@ -278,7 +278,9 @@ def test_changes_of_the_file_are_applied_without_a_wrong_answer(
         assert wrong == []
 
 
-def test_a_removed_model_finishes_its_requests(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+def test_a_removed_model_finishes_its_requests(
+    serve: Serve, triton: LocalTriton, repository: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "models.json"
     slow = {"model_name": "slow", "predictor_model": "fault_slow", "model_dir": str(REPOSITORY / "bert")}
     serve.load("fault_slow")
@@ -287,10 +289,11 @@ def test_a_removed_model_finishes_its_requests(serve: Serve, triton: LocalTriton
         found: list[Any] = []
         texts = [FILL] * 40
         asking = threading.Thread(target=lambda: found.append(service.post({"instances": texts}, "slow").json()))
-        asking.start()
-        time.sleep(0.2)
-        write(path, [])
-        assert poll(lambda: service.client.get("/v1/models").json() == {"models": []}, CHANGE_SECONDS)
+        with held(repository):
+            asking.start()
+            assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, CHANGE_SECONDS)
+            write(path, [])
+            assert poll(lambda: service.client.get("/v1/models").json() == {"models": []}, CHANGE_SECONDS)
         asking.join()
         assert found == [{"predictions": ["paris"] * 40}]
         assert message_of(service.client.get("/v1/models/slow"), 404).endswith("got 'slow'")
@@ -344,4 +347,5 @@ def test_folders_with_a_tokenizer_are_served(serve: Serve, triton: LocalTriton, 
         assert service.client.get("/v1/models").json() == {"models": ["bert", "sentiment"]}
         (folder / "sentiment").unlink()
         assert poll(lambda: state(service, "sentiment") is None, CHANGE_SECONDS)
+        assert service.stop() == 0
         assert service.log.count("ensemble is not served: no config.json") == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -169,23 +170,26 @@ async def test_the_predictor_forgets_what_is_no_longer_used(loaded: LocalTriton,
 
 
 async def left_behind(plain: Transport) -> Path:
-    """A registered file whose owner has died. Until it is registered it is locked: others run tests here too."""
+    """A registered file whose owner has died. Until it is registered it is locked: others run tests here too.
+
+    It is locked before it has its name, by which they would find it.
+    """
     path = FOLDER / f"{PREFIX}{secrets.token_hex(16)}"
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with path.with_name(f"unnamed_{path.name}").open("xb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(bytes(4096))
         file.flush()
+        os.rename(file.name, path)
         await plain.register_region(path.name, 4096)
     return path
 
 
 @pytest.mark.only_triton_26
 async def test_refused_regions_change_no_number(
-    loaded: LocalTriton, protocol: str, caplog: pytest.LogCaptureFixture
+    loaded: LocalTriton, protocol: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every call is inline and right, and the log has the refusal once."""
-    before = set(FOLDER.glob(f"{PREFIX}*"))
-    predictor = SharedMemory(transport(loaded, protocol), 16 * 2**20, 1)
+    """Every call is inline and right, the log has the refusal once, and no file stays."""
+    predictor = SharedMemory(transport(loaded, protocol), 16 * 2**20, 1, folder=tmp_path)
     async with transport(loaded, protocol) as inline, predictor:
         await logits(predictor, ids(1, 2))
         await until(lambda: DISALLOWED in caplog.text)
@@ -197,7 +201,7 @@ async def test_refused_regions_change_no_number(
     assert not use.registered
     assert use.batches == {"shared": 0, "inline_full": 0, "inline_unregistered": len(shapes) + 1, "inline_resent": 0}
     assert caplog.text.count(DISALLOWED) == 1
-    assert set(FOLDER.glob(f"{PREFIX}*")) <= before
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.only_triton_26

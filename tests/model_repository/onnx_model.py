@@ -5,7 +5,8 @@ that the weights have under its name is that one, any other is made from their f
 model misbehave in one way:
 
     raises          every request ends in a TritonModelException
-    slow            each request takes `seconds` [3] longer, or ends when the client cancels it
+    slow            each request takes `seconds` [3] longer, and as long as a file "held" is beside the weights; or it
+                    ends when the client cancels it
     wrong_shape     one token fewer than there were
     wrong_dtype     FP64 where FP32 is declared
     nan             every logit is NaN
@@ -65,8 +66,8 @@ class TritonPythonModel:
 
     def wait(self, request: Any) -> bool:
         """Sleep in small steps; False as soon as the client has cancelled."""
-        end = time.monotonic() + self.seconds
-        while time.monotonic() < end:
+        end, held = time.monotonic() + self.seconds, Path(__file__).with_name("held")
+        while time.monotonic() < end or held.exists():
             if request.is_cancelled():
                 return False
             time.sleep(0.01)

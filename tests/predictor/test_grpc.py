@@ -526,7 +526,7 @@ async def test_a_call_is_not_cancelled_on_the_wire(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("answers", [False, True], ids=["goes on", "ends by then"])
 async def test_a_cancellable_call_is_cancelled_on_the_wire(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cancellation comes after a delay in which the call may end by itself."""
-    monkeypatch.setattr(transport, "LINGER_SECONDS", 0.4 if answers else 0.05)
+    monkeypatch.setattr(transport, "LINGER_SECONDS", 1.0 if answers else 0.05)
     blocking = BlockingHandler()
     async with serving(ModelInfer=blocking.handle) as host, predictor(host) as client:
         call = asyncio.create_task(infer(client, cancellable=True))
@@ -537,7 +537,7 @@ async def test_a_cancellable_call_is_cancelled_on_the_wire(answers: bool, monkey
             blocking.go.set()
         await blocking.until(0)
         assert blocking.cancelled == (0 if answers else 1)
-        await asyncio.sleep(0.4 if answers else 0)
+        await asyncio.sleep(1.0 if answers else 0)
 
 
 async def test_too_many_abandoned_calls_replace_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -771,15 +771,18 @@ async def test_closing_ends_open_streams(caplog: pytest.LogCaptureFixture) -> No
     ("responses", "kind"), [(0, failures.NO_ANSWER), (1, failures.LOST)], ids=["at once", "midway"]
 )
 async def test_a_lost_connection_ends_its_stream(responses: int, kind: str) -> None:
+    received = asyncio.Event()
+
     async def fault(connection: Connection) -> None:
         stream_id = await until_request(connection)
         await connection.send(head(stream_id) + frame(0, 0, stream_id, message(response(5))) * responses)
-        await asyncio.sleep(0.05)
+        await received.wait()
 
     async with faulty(fault, unused_address()) as host, predictor(host) as client:
         streamed = stream(client)
         for _ in range(responses):
             await anext(streamed)
+        received.set()
         with pytest.raises(PredictorUnavailable) as caught:
             await anext(streamed)
     assert caught.value.kind == kind

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from hf_transformer.commands.local_triton import poll
+from tests.support.polling import SECONDS
 from tests.support.service import Service
+from tests.support.triton_repository import held
 
 
 @dataclass
@@ -35,10 +38,11 @@ def shown_by(text: str) -> dict[str, Shown]:
     return metrics
 
 
-def answer_and_refuse(service: Service, body: Any) -> None:
-    """Sends two requests at a time to a slow model with --max_concurrent_requests=1, which refuses one of them."""
+def answer_and_refuse(service: Service, body: Any, repository: Path) -> None:
+    """Sends two requests at a time to fault_slow with --max_concurrent_requests=1, which refuses one of them."""
     with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(service.post, body)
-        assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, 10.0)
-        assert service.post(body).status_code == 429
+        with held(repository):
+            first = threads.submit(service.post, body)
+            assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, SECONDS)
+            assert service.post(body).status_code == 429
         assert first.result().status_code == 200

@@ -7,7 +7,8 @@ model to model, a config.pbtxt each. What they share, the code and the weights, 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +89,17 @@ def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
             own = VARIANTS / name / "1" / "model.py"
             code = own if own.is_file() else SHARED_CODE
             _fill(version, VARIANTS / name / "config.pbtxt", code, weights_of(name))
+
+
+@contextmanager
+def held(repository: Path) -> Iterator[None]:
+    """Keeps fault_slow from answering during the context, for tests of what happens meanwhile."""
+    file = repository / "fault_slow" / "1" / "held"
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 def _fill(version: Path, config: Path, code: Path, weights: Path) -> None:

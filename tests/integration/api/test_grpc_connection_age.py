@@ -107,7 +107,7 @@ async def test_calls_and_streams_in_flight_finish_on_the_old_connection() -> Non
 
 async def test_the_grace_ends_a_stream_that_does_not_end() -> None:
     gate = Gate()
-    async with relayed(gate, age=0.2, age_grace=0.3) as (_, client, relay):
+    async with relayed(gate, age=0.2, age_grace=1.0) as (_, client, relay):
         stream = client.stream()
         await stream.write(request("at once"))
         assert text_of((await read(stream)).infer_response) == "at once"

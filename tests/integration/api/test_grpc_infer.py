@@ -175,7 +175,7 @@ async def test_unknown_models_and_missing_inputs_are_refused() -> None:
 @pytest.mark.parametrize("end", ["cancelled", "deadline"])
 async def test_the_end_of_a_call_cancels_its_request(end: str) -> None:
     async with serving(gate := Gate()) as server:
-        call = server.infer(request("a"), timeout=0.2 if end == "deadline" else None)
+        call = server.infer(request("a"), timeout=1.0 if end == "deadline" else None)
         if end == "cancelled":
             await server.until(IN_FLIGHT, 1)
             call.cancel()

@@ -115,7 +115,8 @@ async def refuse_in_words(connection: Connection) -> None:
 async def test_a_port_without_a_predictor_fails_the_protocol(
     monkeypatch: pytest.MonkeyPatch, script: Any, says: str
 ) -> None:
-    monkeypatch.setattr(other_servers, "PROBE_SECONDS", 0.2)
+    if script is Connection.until_closed:  # the other one answers, however late on a busy machine
+        monkeypatch.setattr(other_servers, "PROBE_SECONDS", 0.2)
     async with scripted(script) as host:
         assert_only(await examined(host, "v2"), "protocol", says)
 

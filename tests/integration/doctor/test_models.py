@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from hf_transformer.commands.doctor import command, inference
-from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton, poll
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import Diagnose, results_of
+from tests.support.polling import SECONDS
 from tests.support.service import flags_for
 from tests.support.triton_26 import DISALLOWED, VERSION
 from tests.support.triton_repository import DEMO_MODEL as DEMO
@@ -181,10 +182,14 @@ async def test_a_full_batch_is_as_large_as_the_service_makes_it(
 
 def test_the_service_logs_each_warning_once_at_its_start(serve: Serve) -> None:
     service = serve("bert_batch0", "v2", "--predictor_check_seconds=1")
-    warnings = [line for line in service.log.splitlines() if "hf_transformer.commands.doctor" in line]
-    assert len(warnings) == 2
-    assert "model 'bert_batch0': batch size: max_batch_size is 0" in warnings[0]
-    assert "attention mask: without attention_mask" in warnings[1]
+
+    def warnings() -> list[str]:
+        return [line for line in service.log.splitlines() if "hf_transformer.commands.doctor" in line]
+
+    assert poll(lambda: len(warnings()) >= 2, SECONDS)  # another thread writes them
+    batch_size, mask = warnings()
+    assert "model 'bert_batch0': batch size: max_batch_size is 0" in batch_size
+    assert "attention mask: without attention_mask" in mask
     assert "hf_transformer.commands.doctor" not in serve("bert_masked").log
 
 

@@ -20,7 +20,7 @@ LEFT = 'hf_transformer_requests_total{api="v1",status="499"}'
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    flags = (f"--max_header_bytes={LIMIT}", "--client_timeout_seconds=0.5", "--timeout_keep_alive=1")
+    flags = (f"--max_header_bytes={LIMIT}", "--client_timeout_seconds=1", "--timeout_keep_alive=2")
     with service_with(*flags) as running:
         yield running.wait_until("/")
 

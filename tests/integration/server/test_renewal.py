@@ -105,7 +105,7 @@ def test_renewed_certificates_and_keys_are_used_and_broken_ones_are_not(service:
         assert poll(lambda: service.log.count(f"--api_keys_file{unusable}") == 2, SECONDS)  # one per process
         assert poll(lambda: f"the certificate for HTTPS{unusable}" in service.log, SECONDS)
         assert all_show("first") and statuses("first-secret") == {200}
-        assert f"the certificate for gRPC{unusable}" in service.log
+        assert poll(lambda: f"the certificate for gRPC{unusable}" in service.log, SECONDS)
 
         mount(mounted, "second")
         assert poll(lambda: all_show("second"), SECONDS)

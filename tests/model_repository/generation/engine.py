@@ -164,11 +164,11 @@ class Engine:
             raise ValueError(f"the prompt has {len(job.prompt)} tokens, and the model takes {LENGTH} with the new ones")
         job.limit = min(job.limit, LENGTH - len(job.prompt))
         job.due = time.monotonic() + job.seconds
+        self._counts["started"].increment(1)
         with self._changed:
             self._jobs.append(job)
             self._gauge.set(len(self._jobs))
             self._changed.notify()
-        self._counts["started"].increment(1)
 
     def close(self) -> None:
         with self._changed:
@@ -187,11 +187,12 @@ class Engine:
             for job in jobs:
                 self._advance(job)
             if ended := [job for job in jobs if job.finish]:
+                for job in ended:  # before the gauge: tests read the counts once nothing runs
+                    self._counts["cancelled" if job.finish == "cancelled" else "finished"].increment(1)
                 with self._changed:
                     self._jobs = [job for job in self._jobs if not job.finish]
                     self._gauge.set(len(self._jobs))
                 for job in ended:
-                    self._counts["cancelled" if job.finish == "cancelled" else "finished"].increment(1)
                     job.past = {}
                     job.done.set()
             wait = min((job.due for job in jobs if not job.finish), default=0.0) - time.monotonic()
