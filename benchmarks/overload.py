@@ -74,8 +74,8 @@ class Case:
         """Name -> flags of each configuration of limits."""
         requests, tokens = 64, int(1e6 / self.microseconds * SECONDS_OF_TOKENS)
         forms = {
-            f"--max_concurrent_requests={requests}": (requests, NO_LIMIT),
-            f"--max_queued_tokens={tokens}": (NO_LIMIT, tokens),
+            f"`--max_concurrent_requests={requests}`": (requests, NO_LIMIT),
+            f"`--max_queued_tokens={tokens}`": (NO_LIMIT, tokens),
             NO_LIMITS: (NO_LIMIT, NO_LIMIT),
         }
         return {

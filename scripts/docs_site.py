@@ -97,6 +97,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     is_sought = page.ancestors and page.ancestors[-1].title != "Contributing" and source != "CHANGELOG.md"
     weight = next((weight for start, weight in SEARCH.items() if source.startswith(start)), 1.0)
     page.meta["search"] = {"boost": weight if is_sought else RARELY_SOUGHT}
+    if source.startswith("benchmarks/results/"):
+        page.meta["hide"] = ["toc"]  # its place is for tables of up to 13 columns
     if source == "metrics.md":
         markdown += metrics_section()
     if source == "reference/routes.md":

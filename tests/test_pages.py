@@ -25,6 +25,7 @@ COLUMNS = 100
 NOT_WRAPPED = ("docs/configuration.md", "benchmarks/results/", "CHANGELOG.md")
 """Generated pages, and the sections of older versions."""
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(sh|shell|bash|console|json)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?:\]\(|(?:src|href)=\"|^\[[^]]+\]: )([^)\s\"]+)(?:[)\"]|$)", re.MULTILINE)
 NAMED = re.compile(
     r"`((?:\.github|deploy|docs|examples|scripts|benchmarks|tests|protos|hf_transformer)/[\w./-]+)`(?! of Triton)"
@@ -90,6 +91,14 @@ def test_lines_have_at_most_100_columns(page: Path) -> None:
     for line in prose(page).splitlines():
         breakable = not re.match(r" *(\||#|!\[|<|\[[^]]+\]: )", line) and " " in line[:COLUMNS].strip()
         assert len(line) <= COLUMNS or not breakable, line
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not str(page).startswith(NOT_WRAPPED)], ids=str)
+def test_commands_and_json_have_at_most_100_columns(page: Path) -> None:
+    """What a command prints may be longer."""
+    for language, block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        for line in block.splitlines():
+            assert len(line) <= COLUMNS or (language == "console" and not line.startswith("$ ")), line
 
 
 PACKAGE = ROOT / "hf_transformer"

@@ -100,6 +100,13 @@ HUGE = {
     "rule": "- " * 50_000 + "x",
 }
 
+ENDS = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => {
+  const box = (id) => document.getElementById(id).getBoundingClientRect();
+  const ends = ["result", "composer", "form"].map((id) => [id, box(id).bottom + scrollY]);
+  done({ ...Object.fromEntries(ends), request: box("request").top + scrollY });
+})))"""
+"""The end of each part of a chat, and where the request begins, from the top of the page."""
+
 
 @pytest.fixture
 def chat(playground: Open) -> Callable[..., Playground]:
@@ -164,6 +171,32 @@ def test_the_conversation_scrolls_above_its_box(chat: Callable[..., Playground],
     assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
     assert not page.page.get_by_label("Temperature", exact=True).is_visible()
     assert page.serious_findings() == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1440, 900)])
+def test_the_chat_ends_where_its_settings_end_or_the_window(
+    chat: Callable[..., Playground], width: int, height: int
+) -> None:
+    page = chat()
+    page.page.set_viewport_size({"width": width, "height": height})
+    folds = page.page.locator("#fields .fold > summary:visible")
+    assert folds.count() == 3
+    for said in ("", "Short.", LONG):
+        if said:
+            answer(page, "How do I sort?", said)
+        for fold in (None, *range(3)):  # all closed, then one more open
+            if fold is not None:
+                folds.nth(fold).click()
+            ends = page.page.evaluate(ENDS)
+            assert ends["request"] - 20 < ends["result"] <= height, "no gap between the chat and what is below"
+            assert ends["result"] - 25 < ends["composer"] < ends["result"], "the box is at the end"
+            assert ends["form"] <= ends["result"] + 1
+            assert ends["form"] - 1 <= ends["result"] or said == LONG
+        last = page.field("Frequency penalty")
+        last.focus()
+        assert 0 < last.bounding_box()["y"] < height, "the settings scroll"
+        for fold in range(3):
+            folds.nth(fold).click()
 
 
 def test_enter_sends_and_other_enters_do_not(chat: Callable[..., Playground]) -> None:

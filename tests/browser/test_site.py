@@ -22,6 +22,9 @@ BROKEN = """() => [...document.querySelectorAll('.md-content code.word')].filter
   return new Set([...range.getClientRects()].map(rectangle => Math.round(rectangle.top))).size > 1;
 }).map(code => code.textContent)"""
 """The names that stand on two lines."""
+WIDE = """() => [...document.querySelectorAll('.md-typeset__scrollwrap')].filter(
+  box => box.scrollWidth > box.clientWidth).map(box => box.innerText)"""
+"""The tables that are wider than the column of text."""
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -87,15 +90,21 @@ def test_the_search_finds_the_page_for_a_word(
 
 
 @pytest.mark.parametrize("context", ["phone"], indirect=True)
-def test_names_stay_whole_on_a_phone_and_no_page_is_wider(context: BrowserContext, site: tuple[str, Path]) -> None:
+def test_names_stay_whole_and_no_page_is_wider_than_a_phone_nor_table_than_its_column(
+    context: BrowserContext, site: tuple[str, Path]
+) -> None:
     page = context.new_page()
-    names = 0
+    names = tables = 0
     for path in sorted(set(site[1].rglob("*.html")) - set(site[1].glob("decisions/0*"))):
+        page.set_viewport_size(VIEWS["phone"]["viewport"])
         page.goto(f"{site[0]}/{path.relative_to(site[1])}")
         names += page.locator(".md-content code.word").count()
         assert page.evaluate(BROKEN) == [], path
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-    assert names > 1000
+        page.set_viewport_size(VIEWS["desktop"]["viewport"])
+        tables += page.locator(".md-typeset__scrollwrap").count()
+        assert page.evaluate(BROKEN) == [] and page.evaluate(WIDE) == [], path
+    assert names > 1000 and tables > 200
 
 
 @pytest.mark.parametrize(

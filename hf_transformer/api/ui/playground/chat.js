@@ -25,7 +25,12 @@ export class Chat {
     sends(this.box, () => $("stop").hidden && page.run());
     $("flow").after(this.composer);
     $("status").after(this.fresh);
+    const header = document.querySelector("header");
+    const sizes = new ResizeObserver(() => vars(document.body, { top: `${header.offsetHeight}px`, settings: `${$("form").offsetHeight}px` }));
+    sizes.observe(header);
+    sizes.observe($("form"));
     page.leave = () => {
+      sizes.disconnect();
       this.show(false);
       this.composer.remove();
       this.fresh.remove();
@@ -54,7 +59,6 @@ export class Chat {
   render(messages = this.form.values.messages) {
     if (!messages.every((one) => NAMES[one?.role] && typeof one.content === "string")) throw new TypeError("no messages");
     if (!this.isShown) return;
-    vars(document.querySelector("main"), { top: `${document.querySelector("header").offsetHeight}px` });
     for (const message of messages) this.of(message).show();
     sync(this.log, messages.map((message) => this.of(message).element));
     if (!messages.length) this.page.clear();

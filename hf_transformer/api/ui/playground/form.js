@@ -1,6 +1,6 @@
 // The fields of a widget. Each has a name, under which its value stands in `values` and in the page's link.
 
-import { button, el, listed, vars } from "./lib.js";
+import { button, el, listed } from "./lib.js";
 
 let count = 0;
 
@@ -72,10 +72,7 @@ export class Form {
   slider(name, label, { value, min = 0, max = 1, step = 0.05 }) {
     const control = this._labelled(name, label, el("input", { type: "range", min, max, step, value }));
     const shown = el("output", { htmlFor: control.id });
-    const show = () => {
-      shown.value = control.value;
-      vars(control, { share: (control.value - min) / (max - min) });
-    };
+    const show = () => (shown.value = control.value);
     control.before(shown);
     control.addEventListener("input", show);
     show();
