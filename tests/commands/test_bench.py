@@ -23,7 +23,8 @@ from hf_transformer.commands.bench.requests import make_plan, random_texts, read
 from hf_transformer.commands.bench.sweep import Settings, Setup, chosen, settings_text, sweep, triton_means
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import ConfigError, LoadError
-from tests.predictor.fault_server import HOST, Connection, scripted, unused_address
+from tests.predictor.fault_server import HOST, Connection, scripted
+from tests.support.service import NOBODY
 
 Script = Callable[[Connection], Awaitable[None]]
 
@@ -93,7 +94,7 @@ async def test_failures_are_counted_by_reason(answer: bytes, says: str) -> None:
 
 
 async def test_a_refused_connection_is_an_error() -> None:
-    server = Target.at(unused_address())
+    server = Target.at(NOBODY)
     figures = await send(server, [server.request("/")], 1, 0.3)
     assert figures.errors and all(reason.startswith("no answer: ") for reason in figures.errors)
 
@@ -451,7 +452,7 @@ async def test_an_error_of_a_service_names_the_url() -> None:
 
 
 def test_a_service_that_does_not_answer_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", f"--url=http://{unused_address()}"]) == 1
+    assert cli.main(["bench", f"--url=http://{NOBODY}"]) == 1
     assert re.search(
         r"error: --url: \S+ does not answer: .*\(see hf-transformer bench --help\)$", capsys.readouterr().err.strip()
     )

@@ -465,6 +465,7 @@ def test_a_taken_port_gives_the_next() -> None:
         with next_free_port(port) as following:
             assert port < following < port + 100
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # the port is fixed: another suite may have it too
         taken.bind((HOST, 65535))
         taken.listen()
         with pytest.raises(LoadError, match="all ports from 65535 to 65535 are taken"), next_free_port(65535):

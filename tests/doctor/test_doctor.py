@@ -30,7 +30,7 @@ from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, Tensor, TensorSpec
-from tests.predictor.fault_server import unused_address
+from tests.support.service import NOBODY
 from tests.support.triton_repository import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_help_lists_the_checks_and_a_bad_flag_exits_with_2(capsys: pytest.Captur
 
 
 def test_without_a_predictor_later_checks_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--predictor_host={unused_address()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
+    flags = [f"--predictor_host={NOBODY}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
     handlers = list(logging.getLogger("hf_transformer").handlers)
     assert command.run(flags, {}) == 2
     table = capsys.readouterr()

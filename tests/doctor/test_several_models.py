@@ -21,7 +21,7 @@ from hf_transformer.commands.doctor import command
 from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.options import parse_config
-from tests.predictor.fault_server import unused_address
+from tests.support.service import NOBODY
 from tests.support.triton_repository import DEMO_MODEL, DEMO_MODELS
 
 NAMES = [check.name for check in command.CHECKS]
@@ -72,7 +72,7 @@ def test_each_model_has_a_report_and_each_predictor_is_examined_once(
         one, two, three = (
             entry("one"),
             entry("two", tmp_path / "none", task="fill_mask"),
-            entry("three", predictor_model="another", predictor_host=unused_address()),
+            entry("three", predictor_model="another", predictor_host=NOBODY),
         )
         flags = [write(tmp_path, one, two, three, {**one, "model_name": "four"}), f"--predictor_host={address}"]
         assert command.run([*flags, "--no_such_flag=1"], {}) == 2
@@ -103,7 +103,7 @@ def test_each_model_has_a_report_and_each_predictor_is_examined_once(
 
 def test_json_has_the_flags_and_an_object_for_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = write(tmp_path, entry("one"), entry("two", predictor_protocol="grpc-v2"), entry("three"))
-    assert command.run([models, f"--predictor_host={unused_address()}", "--json"], {}) == 2
+    assert command.run([models, f"--predictor_host={NOBODY}", "--json"], {}) == 2
     result = json.loads(capsys.readouterr().out)
     models_of = result.pop("models")
     [flags] = result.pop("results")
@@ -129,7 +129,7 @@ def test_folders_of_a_repository_are_examined_and_named_otherwise(
 ) -> None:
     (tmp_path / "bert").symlink_to(DEMO_MODELS / "bert")
     (tmp_path / "empty").mkdir()
-    flags = [f"--model_repository={tmp_path}", f"--predictor_host={unused_address()}", "--json"]
+    flags = [f"--model_repository={tmp_path}", f"--predictor_host={NOBODY}", "--json"]
     assert command.run(flags, {}) == 2
     result = json.loads(capsys.readouterr().out)
     assert [one["model"] for one in result["models"]] == ["bert"]

@@ -18,7 +18,7 @@ from tests.integration.grpc_client import fails, request, stub, values
 from tests.integration.v2_rest import post, texts_tensor
 from tests.support import raw_http
 from tests.support.polling import SECONDS
-from tests.support.service import Service
+from tests.support.service import NOBODY, Service
 from tests.support.triton_repository import held
 
 TEXT = "The capital of france is [MASK]."
@@ -205,7 +205,7 @@ WAITING: list[tuple[str, str, Any]] = [
 
 def test_without_a_predictor_the_service_is_alive_and_not_ready(serve: Serve) -> None:
     """Alive, not ready, and every request for the model is 503 with Retry-After."""
-    flags = ("--predictor_host=127.0.0.1:9", "--openai_route_prefix=")
+    flags = (f"--predictor_host={NOBODY}", "--openai_route_prefix=")
     service = serve("minibert_mean", "v2", *flags, ready=False)
     client = service.client
     for method, path, body in WAITING:

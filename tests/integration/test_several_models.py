@@ -17,7 +17,7 @@ from hf_transformer.commands.demo import EXAMPLES, default_model_repository, ent
 from hf_transformer.commands.local_triton import LocalTriton, poll
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
-from tests.support.service import Service
+from tests.support.service import NOBODY, Service
 from tests.support.triton_repository import held
 
 REPOSITORY = default_model_repository()
@@ -185,7 +185,7 @@ def test_an_adapter_is_chosen_like_a_model(serve: Serve, triton: LocalTriton, tm
 def test_a_model_that_fails_leaves_the_others_alone(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
     missing = {"model_name": "missing", "model_dir": str(REPOSITORY / "bert")}
     nowhere = {"model_name": "nowhere", "model_dir": str(tmp_path / "nowhere")}
-    down = {**missing, "model_name": "down", "predictor_host": "127.0.0.1:9"}
+    down = {**missing, "model_name": "down", "predictor_host": NOBODY}
     silent = socket.create_server(("127.0.0.1", 0))  # the kernel accepts connections, and nobody answers
     hung = {**missing, "model_name": "hung", "predictor_host": f"127.0.0.1:{silent.getsockname()[1]}"}
     entries = [*entries_of("fill_mask"), missing, nowhere, down, hung]

@@ -125,10 +125,3 @@ async def scripted(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIt
             writer.transport.abort()
         await asyncio.sleep(0)
         await server.wait_closed()
-
-
-def unused_address() -> str:
-    """A host:port without a listener."""
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return f"{HOST}:{sock.getsockname()[1]}"

@@ -33,7 +33,7 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.server.memory import held_memory
 from hf_transformer.types.tensors import Tensor
-from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, scripted, unused_address
+from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, scripted
 from tests.predictor.grpc_server import (
     Fault,
     Handler,
@@ -48,6 +48,7 @@ from tests.predictor.grpc_server import (
 )
 from tests.predictor.scripted import leave_early
 from tests.support.polling import until
+from tests.support.service import NOBODY
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 
@@ -253,7 +254,7 @@ async def test_every_status_has_an_error_and_settles_a_call_or_not(
 
 async def test_a_refused_connection_settles_the_call() -> None:
     target = destination()
-    async with predictor(unused_address()) as client:
+    async with predictor(NOBODY) as client:
         with pytest.raises(PredictorUnavailable, match="is unavailable: failed to connect") as caught:
             await infer(client, destination=target)
     assert (caught.value.kind, caught.value.connection, target.settled) == (failures.CONNECTION, None, True)
@@ -475,7 +476,7 @@ async def test_two_predictors_share_no_connection() -> None:
 
 async def test_a_proxy_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-        monkeypatch.setenv(name, f"http://{unused_address()}")
+        monkeypatch.setenv(name, f"http://{NOBODY}")
     monkeypatch.delenv("no_proxy", raising=False)
     async with serving(ModelInfer=good) as host, predictor(host) as client:
         assert await infer(client) == [0.5, 0.5]
@@ -778,7 +779,7 @@ async def test_a_lost_connection_ends_its_stream(responses: int, kind: str) -> N
         await connection.send(head(stream_id) + frame(0, 0, stream_id, message(response(5))) * responses)
         await received.wait()
 
-    async with faulty(fault, unused_address()) as host, predictor(host) as client:
+    async with faulty(fault, NOBODY) as host, predictor(host) as client:
         streamed = stream(client)
         for _ in range(responses):
             await anext(streamed)

@@ -27,8 +27,9 @@ from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types.tensors import Array, ModelSpec, Tensor
-from tests.predictor.fault_server import Connection, scripted, unused_address
+from tests.predictor.fault_server import Connection, scripted
 from tests.predictor.scripted import leave_early
+from tests.support.service import NOBODY
 
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
 LOGITS = np.array([[0.25, 0.75]], "<f4")
@@ -244,7 +245,7 @@ async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, st
 
     data = np.zeros((1, 2**16), np.int64)
     inputs = weakref.ref(data)
-    async with scripted(script) as host, predictor(unused_address() if end == "refused" else host) as rest:
+    async with scripted(script) as host, predictor(NOBODY if end == "refused" else host) as rest:
         gc.disable()
         try:
             task = asyncio.create_task(call(rest, [Tensor("input_ids", "INT64", data)]))
@@ -285,7 +286,7 @@ async def test_a_call_that_was_not_sent_is_settled(
 ) -> None:
     target = destination()
     inputs = [Tensor("a", "INT64", np.zeros(2))] if cause == "can't be written" else [IDS]
-    async with predictor("predictor.invalid" if cause == "no such host" else unused_address()) as rest:
+    async with predictor("predictor.invalid" if cause == "no such host" else NOBODY) as rest:
         if cause == "closed":
             await rest.__aexit__(None, None, None)
         if cause == "no connection in time":

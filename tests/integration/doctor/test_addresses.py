@@ -17,8 +17,8 @@ from hf_transformer.commands import other_servers
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import results_of, troubles
-from tests.predictor.fault_server import Connection, scripted, unused_address
-from tests.support.service import flags_for
+from tests.predictor.fault_server import Connection, scripted
+from tests.support.service import NOBODY, flags_for
 from tests.support.triton_repository import DEMO_MODEL
 
 OTHER = {"v2": "grpc-v2", "grpc-v2": "v2"}
@@ -56,7 +56,7 @@ def assert_only(texts: dict[str, str], name: str, *parts: str) -> None:
 
 LEADING_ELSEWHERE = {
     "nobody": (
-        lambda triton, protocol: unused_address(),
+        lambda triton, protocol: NOBODY,
         "",
         "connection",
         "connect",

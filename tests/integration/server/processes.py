@@ -8,13 +8,12 @@ import signal
 import subprocess
 from pathlib import Path
 
-from hf_transformer.commands.local_triton import HOST, poll, session_members
+from hf_transformer.commands.local_triton import poll, session_members
 from tests.support.polling import SECONDS as SECONDS
+from tests.support.service import NOBODY as NOBODY
 from tests.support.service import Service, flags_for
 
 MODEL_FOLDER = Path(__file__).parents[3] / "deploy" / "model_repository" / "bert"
-NOBODY = f"{HOST}:1"
-"""Where no predictor listens."""
 PID = re.compile(r"Started server process \[(\d+)\]")
 
 
