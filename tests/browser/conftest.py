@@ -43,6 +43,21 @@ MODELS = {
     "text2text_generation": "t5",
 }
 SECONDS = 15.0
+BROKEN_WORDS = r"""() => {
+  const broken = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (element.closest('pre, code, textarea, select, script, style') || element.clientWidth === 1) continue;
+    for (const word of texts.currentNode.data.matchAll(/[\p{L}\p{N}_]+/gu)) {
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map(rectangle => Math.round(rectangle.top)));
+      if (lines.size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -105,6 +120,10 @@ class Playground:
         """The request as a program."""
         self.page.get_by_role("tab", name=tab).click()
         return str(self.page.locator("#code").text_content())
+
+    def broken_words(self) -> list[str]:
+        """The words besides code that stand on two lines."""
+        return list(self.page.evaluate(BROKEN_WORDS))
 
     def serious_findings(self) -> list[str]:
         """What axe-core finds that keeps people out."""

@@ -170,7 +170,7 @@ def test_the_conversation_scrolls_above_its_box(chat: Callable[..., Playground],
         assert page.page.locator("#run").bounding_box()["y"] < height
     assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
     assert not page.page.get_by_label("Temperature", exact=True).is_visible()
-    assert page.serious_findings() == []
+    assert page.serious_findings() == [] and page.broken_words() == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (1440, 900)])
@@ -374,7 +374,7 @@ def test_tools_are_called_and_answered(chat: Callable[..., Playground]) -> None:
     assert finish(page, "tool_calls") == "DoneCalls weather,Calls time"
     assert page.out("article p:has(> code)") == ["Calls weather", "Calls time"]
     assert page.out("article figure pre") == ['{\n  "city": "Paris",\n  "id": 12345678901234567890\n}', "{}"]
-    assert page.serious_findings() == []
+    assert page.serious_findings() == [] and page.broken_words() == []
     page.field("Answer of weather").fill('{"degrees":21.50}')
     page.field("Answer of time").fill("noon")
     button(page, "Send answer").click()
@@ -471,7 +471,7 @@ def test_tokens_are_coloured_and_markdown_is_back(chat: Callable[..., Playground
     assert "Probability of a token" in page.out(".legend")[0]
     page.page.locator(".answer .token").nth(1).click()
     assert page.out(".likeliest li") == ["␣x>99.9 %"]
-    assert page.serious_findings() == []
+    assert page.serious_findings() == [] and page.broken_words() == []
     colours.uncheck()
     assert page.out(".bubble strong") == ["A"] and page.out(".token") == []
     colours.check()

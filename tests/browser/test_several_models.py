@@ -193,7 +193,7 @@ def test_the_overview_of_every_task_is_for_everybody(
     assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
     if folder := request.config.getoption("--pictures"):
         page.picture(Path(folder) / f"playground-overview-{view}.webp")
-    assert page.serious_findings() == []
+    assert page.serious_findings() == [] and page.broken_words() == []
 
 
 def test_the_chooser_lists_models_with_tasks_and_readiness(page: Playground) -> None:
@@ -319,7 +319,7 @@ def test_a_model_that_is_not_ready_says_why(page: Playground) -> None:
     about.get_by_text("is not ready").wait_for()
     assert ABSENT in about.inner_text()
     assert page.page.locator("main").is_hidden() and page.page.locator("#link").is_hidden()
-    assert page.serious_findings() == []
+    assert page.serious_findings() == [] and page.broken_words() == []
     choose(page, "sentiment")
     assert page.run() == "POSITIVE, 97.3 %"
 
@@ -361,7 +361,7 @@ def test_the_chooser_is_for_everybody(page_of: Open, service: Service, view: str
     assert chooser.input_value() == "sentiment"
     page.page.locator("#token-list li").first.wait_for()
     assert page.page.evaluate("document.documentElement.scrollWidth") == VIEWS[view]["viewport"]["width"]
-    assert page.serious_findings() == []
+    assert page.serious_findings() == [] and page.broken_words() == []
 
 
 @pytest.mark.parametrize("task", [task for task in MODELS if task != "fill_mask"])

@@ -41,6 +41,7 @@ def test_the_example_is_answered(playground: Open, request: pytest.FixtureReques
     assert width == VIEWS[view]["viewport"]["width"]
     if folder := request.config.getoption("--pictures"):
         page.picture(Path(folder) / f"playground-{task}-{view}.webp")
+    assert page.broken_words() == []
     assert page.serious_findings() == []
 
 

@@ -75,7 +75,7 @@ function showLinks(links, version) {
   }
 }
 
-/** Ends what goes on for the model before. What it still writes goes into elements that are not shown. */
+/** Ends what goes on for the model before. What it still writes is not shown. */
 function leave() {
   running?.abort();
   page?.leave?.();
