@@ -129,7 +129,9 @@ class Config:
     enable_word_cache: bool = option(
         MODEL, "Cache the token ids of words, in at most 16 MiB; this saves a third of a short request's CPU "
         "time.", BOOLEAN, True)
-    return_token_type_ids: bool = option(MODEL, "Send token_type_ids to the predictor.", BOOLEAN, False)
+    return_token_type_ids: bool = option(
+        MODEL, "Send token_type_ids also if --tensor_input_names does not name it. Without that flag each model with "
+        "this input gets it.", BOOLEAN, False)
 
     return_probabilities: bool = option(
         ANSWERS, "Answer with the probabilities of all labels or tokens.", BOOLEAN, False)
