@@ -1,6 +1,6 @@
 """vLLM's render routes and a service without a predictor, against the answers of vLLM's own render server.
 
-scripts/goldens/generate_vllm_render.py has asked vLLM. Its answers and the service's have the same tokens.
+scripts/goldens/vllm_render.py has asked vLLM. Its answers and the service's have the same tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hf_transformer.app.wiring import load_model
 from hf_transformer.core.limits import Admission
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import Connections
-from scripts.goldens.generate_vllm_render import PLAIN, make_framed
+from scripts.goldens.vllm_render import PLAIN, make_framed
 from tests.api.generating import ServedModel, answer_of, application, client_of, openai_error
 from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODELS

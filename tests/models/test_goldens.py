@@ -20,6 +20,9 @@ def test_goldens_are_up_to_date(generator: Path) -> None:
     python = Path(sys.executable)
     if generator.stem == "generate_question_answering":
         python = Path(os.environ.get("HF_TRANSFORMER_MODELS_4_ENVIRONMENT") or ROOT / ".venv-models-4", "bin", "python")
+    file = ROOT / "tests" / "goldens" / f"{generator.stem.removeprefix('generate_')}.json"
+    before = file.read_bytes()
     command = [str(python), "-m", f"scripts.goldens.{generator.stem}", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert file.read_bytes() == before

@@ -5,18 +5,19 @@ vLLM is no dependency: its server, here of the demo model gpt2, needs neither we
     vllm launch render deploy/model_repository/gpt2 --served-model-name gpt2 --port 8001 \\
         --enable-auto-tool-choice --tool-call-parser hermes
 
-``framed`` is the same model with special tokens around each text: ``python -m scripts.goldens.generate_vllm_render
---framed FOLDER`` makes its folder. Then ``python -m scripts.goldens.generate_vllm_render VERSION URL_OF_GPT2
+``framed`` is the same model with special tokens around each text: ``python -m scripts.goldens.vllm_render
+--framed FOLDER`` makes its folder. Then ``python -m scripts.goldens.vllm_render VERSION URL_OF_GPT2
 URL_OF_FRAMED``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +54,8 @@ def ask(url: str, path: str, body: Any) -> tuple[int, Any]:
         return error.code, None
 
 
-def main(version: str, *urls: str) -> None:
+def write(version: str, urls: Sequence[str]) -> None:
+    """Asks the servers at both URLs, that of gpt2 first, and writes their answers."""
     goldens = json.loads(FILE.read_text(encoding="utf-8"))
     for case in goldens["cases"]:
         case["answers"] = [ask(url, case["path"], case["body"]) for url in urls]
@@ -61,8 +63,19 @@ def main(version: str, *urls: str) -> None:
     FILE.write_text(f'{{\n"vllm": "{version}",\n"cases": [\n{rows}\n]\n}}\n', encoding="utf-8")
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "--framed":
-        make_framed(Path(sys.argv[2]))
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the answers of vLLM's render servers.")
+    parser.add_argument("--framed", type=Path, metavar="FOLDER", help="only make the folder of the framed model")
+    parser.add_argument("version", nargs="?", metavar="VERSION", help="version of vLLM")
+    parser.add_argument("urls", nargs="*", metavar="URL", help="URL of gpt2, and URL of the framed model")
+    arguments = parser.parse_args()
+    if arguments.framed:
+        make_framed(arguments.framed)
+    elif len(arguments.urls) == 2:
+        write(arguments.version, arguments.urls)
     else:
-        main(*sys.argv[1:])
+        parser.error("expected --framed FOLDER, or VERSION and two URLs")
+
+
+if __name__ == "__main__":
+    main()
