@@ -211,7 +211,7 @@ def demonstrate(
         log=folder / "triton.log",
         interrupted=interrupted,
     )
-    with triton, ports(settings.http_port) as (port, grpc_port):
+    with triton, service_ports(settings.http_port) as (port, grpc_port):
         say(f"Triton is ready: REST on {triton.http_address}, gRPC on {triton.grpc_address} ({triton.description})")
         if settings.http_port not in (0, port):
             say(f"Port {settings.http_port} is taken, so the service uses port {port}.")
@@ -227,8 +227,8 @@ def demonstrate(
             flags.append(f"--models={file}")
         else:
             flags += [f"--{name}={value}" for name, value in entries[0].items()]
-        log, numbers = folder / "service.log", {"http_port": port, "grpc_port": grpc_port}
-        with service_running(flags, environ, log, **numbers, interrupted=interrupted) as service:
+        ports = {"http_port": port, "grpc_port": grpc_port}
+        with service_running(flags, environ, folder / "service.log", **ports, interrupted=interrupted) as service:
             say(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
@@ -294,7 +294,7 @@ def own_example(port: int, model: str) -> Example:
 
 
 @contextmanager
-def ports(wanted: int) -> Iterator[tuple[int, int]]:
+def service_ports(wanted: int) -> Iterator[tuple[int, int]]:
     """Reserve a port for HTTP and one for gRPC. By default the ports in the documentation, if they are free."""
     with next_free_port(wanted) as port, next_free_port(port + 1 if wanted else 0) as grpc_port:
         yield port, grpc_port

@@ -188,7 +188,7 @@ def test_the_chat_ends_where_its_settings_end_or_the_window(
             if fold is not None:
                 folds.nth(fold).click()
             ends = page.page.evaluate(ENDS)
-            assert ends["request"] - 20 < ends["result"] <= height, "no gap between the chat and what is below"
+            assert ends["request"] - 20 < ends["result"] <= height, "the request follows the chat without a gap"
             assert ends["result"] - 25 < ends["composer"] < ends["result"], "the box is at the end"
             assert ends["form"] <= ends["result"] + 1
             assert ends["form"] - 1 <= ends["result"] or said == LONG

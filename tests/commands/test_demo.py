@@ -133,8 +133,8 @@ def bind(port: int, *options: int) -> None:
         other.listen()
 
 
-def test_a_reserved_port_is_for_those_who_name_it() -> None:
-    """Servers can bind it, and nobody gets it by chance."""
+def test_a_reserved_port_is_bound_only_by_number() -> None:
+    """A server can bind a reserved port by its number; a bind to port 0 never gets it."""
     with reserved_ports(3) as ports:
         assert len(set(ports)) == 3
         for port in ports:

@@ -126,12 +126,12 @@ class FaultEnvironment:
 
 def members(pid: int, program: str) -> list[int]:
     """The processes of a session whose command line has such a word."""
-    found = []
-    for one in session_members(pid):
+    pids = []
+    for member in session_members(pid):
         with suppress(psutil.NoSuchProcess):  # it has ended since
-            if program in " ".join(psutil.Process(one).cmdline()):
-                found.append(one)
-    return found
+            if program in " ".join(psutil.Process(member).cmdline()):
+                pids.append(member)
+    return pids
 
 
 def use_of(service: Service) -> Use:

@@ -104,10 +104,10 @@ def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
         assert service.predict([TEXT]) == ["paris"]
 
 
-def test_clients_that_leave_give_their_place_back_and_others_are_refused_meanwhile(
+def test_an_abandoned_request_frees_its_slot_and_others_are_refused_until_then(
     serve: Serve, protocol: str, repository: Path
 ) -> None:
-    """The predictor goes on with what nobody waits for any more; the place is free long before its end."""
+    """An abandoned request frees its slot at once, while the predictor still computes it."""
     service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
 
     def gone(api: str) -> float:

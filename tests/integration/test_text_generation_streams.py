@@ -48,7 +48,7 @@ def nothing_runs(triton: LocalTriton, model: str) -> bool:
 
 
 def cancelled(triton: LocalTriton, model: str) -> int:
-    """How many were cancelled, once those of earlier tests have ended."""
+    """The number of cancelled generations, after all of them have ended."""
     assert nothing_runs(triton, model)
     return generations(triton, model)["cancelled"]
 

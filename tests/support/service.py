@@ -18,7 +18,7 @@ from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
 GRPC_LISTENING = re.compile(r"listening on grpcs?://[\d.]+:(\d+)")
 NOBODY = f"{HOST}:1"
-"""An address without a listener: programs that ask for any port do not get it."""
+"""An address without a listener. Binds to port 0 never get its port."""
 MODEL = re.compile(r'\{model_name="[^"]*"\}|model_name="[^"]*",|,model_name="[^"]*"(?=\})')
 """The label model_name of a sample, with what separates it from other labels."""
 START_SECONDS = 30.0
