@@ -78,8 +78,10 @@ class Tokenizer:
         marks_subwords: whether tokens that continue a word have a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
+        source: the origin of the ids in words, see LoadedTokenizer.
+        file: the path of tokenizer.json.
 
-    Missing tokens and their ids are None.
+    Missing tokens, their ids and a missing file are None.
     """
 
     token_to_id: Callable[[str], int | None]
@@ -95,6 +97,7 @@ class Tokenizer:
         self.max_length = max_length
         backend, self._slow = loaded.backend, loaded.slow
         self._backend: Any = backend
+        self.source, self.file = loaded.source, loaded.file
         vocab: dict[str, int] = {} if backend else self._slow.get_vocab()
         names = {number: token for token, number in vocab.items()}
         self.token_to_id = backend.token_to_id if backend else vocab.get
