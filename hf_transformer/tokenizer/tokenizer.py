@@ -152,6 +152,11 @@ class Tokenizer:
                 encoding.tokens = [names[number] for number in encoding.ids]
         return encodings
 
+    def cache_checks(self) -> Mapping[str, float]:
+        """The number of texts whose cached ids were compared with the library's, by result. Empty without a cache."""
+        engine = self._engine
+        return engine.cache_check.results if isinstance(engine, RustEngine) and engine.has_cache else {}
+
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.commands.doctor import command
-from hf_transformer.commands.doctor.tokens import HARD_TEXTS
+from hf_transformer.tokenizer.cache_check import HARD_TEXTS
 from tests.support.triton_repository import DEMO_MODELS
 from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS, LLAMA3_WORDS, of_bytes
 
