@@ -111,6 +111,9 @@ def test_many_large_health_checks_at_once_take_little_memory(guarded: Service) -
     before = guarded.peak_bytes
     with ExitStack() as stack:
         channels = [stack.enter_context(channel_to(guarded)) for _ in range(4)]
-        calls = [channels[n % 4].unary_unary(HEALTH + "Check").future(LONG_NAME, timeout=SECONDS) for n in range(40)]
+        calls = [
+            channels[n % 4].unary_unary(HEALTH + "Check", None, None).future(LONG_NAME, timeout=SECONDS)
+            for n in range(40)
+        ]
         assert {call.code() for call in calls} == {CODES.RESOURCE_EXHAUSTED}
     assert guarded.peak_bytes - before < 4 * MAX_GROWTH_BYTES  # 600 MB, were all of them received at once
