@@ -142,6 +142,8 @@ def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
                 detail += f", expected {headers['Allow']}"
             if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:
                 status, detail, render = hint
+            elif request.method == "POST" and path.startswith(_MODEL_ROUTES):
+                detail += "; /v1/models/NAME:predict and /v2/models/NAME/infer run a model"
             elif status == 404:
                 detail += hint_about(path, openai_prefix)
             error = RequestError(f"{request.method} {path[:200]}: {detail}")

@@ -8,7 +8,7 @@
     GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
     GET  {prefix}/v1/models/{m}         {"id", "object": "model", "created", "owned_by"}
 
-Without a prefix, V1 has the same last two routes. V1 then serves them, with the fields of both APIs.
+V1 has the last two routes without the prefix, with the fields of both APIs.
 
 Source: https://platform.openai.com/docs/api-reference
 """
@@ -61,11 +61,6 @@ def routes(service: Service, prefix: str) -> list[Route]:
         json_route(f"{root}/v1/models", lambda: {"object": "list", "data": list(cards().values())}),
         json_route(f"{root}/v1/models/{{model}}", card),
     ]
-
-
-def shared_cards(service: Service, prefix: str) -> Cards | None:
-    """Returns ``model_cards`` for V1's routes; None if the OpenAI API has its own routes."""
-    return None if root_of(prefix) else model_cards(service.models)
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
