@@ -99,7 +99,7 @@ def test_similarity_is_the_cosine(serve: Serve) -> None:
     wrong = {"inputs": {"source_sentence": "a", "sentences": [1]}}
     refused(service, "/similarity", wrong, 422, "Validation", "inputs.sentences[0]: expected a text")
     long = {"inputs": {"source_sentence": "a", "sentences": ["a", LONG]}, "parameters": {"truncate": False}}
-    refused(service, "/similarity", long, 422, "Validation", "inputs.sentences[1]: expected at most")
+    refused(service, "/similarity", long, 413, "Validation", "inputs.sentences[1]: expected at most")
     for name, value in (("truncation_direction", "up"), ("truncate", 1), ("prompt_name", "none")):
         parameters = {"parameters": {name: value}}
         refused(service, "/similarity", body | parameters, 422, "Validation", f"parameters.{name}: expected")
@@ -189,7 +189,7 @@ def test_vertex_answers_each_body_by_the_kind_of_the_model(serve: Serve) -> None
     assert all(close(one, answer(service, "/embed", body)) for one, body in zip(found, bodies, strict=True))
     refused(service, "/vertex", {"instances": [{"inputs": "a"}, {}]}, 422, "Validation", "instances[1].inputs: ")
     wrong = {"instances": [{"inputs": "a", "dimensions": 0}]}
-    refused(service, "/vertex", wrong, 422, "Validation", "instances[0].dimensions: ")
+    refused(service, "/vertex", wrong, 413, "Validation", "instances[0].dimensions: ")
     reranker = serve("cross")
     body = {"query": "Who cooks dinner?", "texts": TEXTS}
     assert answer(reranker, "/vertex", {"instances": [body]}) == {"predictions": [answer(reranker, "/rerank", body)]}
@@ -199,9 +199,9 @@ def test_bodies_of_vertex_share_the_limits_of_a_request(serve: Serve) -> None:
     service = serve("minibert_mean", "v2", "--max_instances=4", "--max_sequences=4", "--max_answer_values=20")
     one = {"inputs": TEXTS[0]}
     assert len(answer(service, "/vertex", {"instances": [one]})["predictions"]) == 1
-    refused(service, "/vertex", {"instances": [one] * 2}, 422, "Validation", "instances[1]: ", "--max_answer_values")
+    refused(service, "/vertex", {"instances": [one] * 2}, 413, "Validation", "instances[1]: ", "--max_answer_values")
     several = {"instances": [{"inputs": TEXTS}] * 3}
-    refused(service, "/vertex", several, 422, "Validation", "instances: expected at most 4 texts in all", "got 6")
+    refused(service, "/vertex", several, 413, "Validation", "instances: expected at most 4 texts in all", "got 6")
     ranking = {"instances": [{"query": "a", "texts": ["b"]}]}
     refused(service, "/vertex", ranking, 422, "Validation", "instances[0].inputs: expected a text")
 
@@ -215,15 +215,15 @@ def test_a_reranker_without_labels_predicts_one(serve: Serve) -> None:
     same = {"inputs": TEXTS, "add_special_tokens": False}
     assert answer(service, "/tokenize", same) == answer(serve("minibert_mean"), "/tokenize", same)
     wrong = {"inputs": TEXTS, "prompt_name": "query"}
-    refused(service, "/tokenize", wrong, 422, "Validation", "prompt_name: expected one of")
+    refused(service, "/tokenize", wrong, 413, "Validation", "prompt_name: expected one of")
     assert answer(service, "/", {"query": TEXTS[0], "texts": TEXTS[1:], "inputs": None})[0]["score"] == found["score"]
 
 
 def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
     service = serve("minibert_mean")
     assert len(answer(service, "/embed", {"inputs": LONG})) == 1
-    refused(service, "/embed", {"inputs": LONG, "truncate": False}, 422, "Validation", "inputs: expected at most")
-    refused(service, "/embed", {"inputs": ["a", LONG], "truncate": False}, 422, "Validation", "inputs[1]: expected")
+    refused(service, "/embed", {"inputs": LONG, "truncate": False}, 413, "Validation", "inputs: expected at most")
+    refused(service, "/embed", {"inputs": ["a", LONG], "truncate": False}, 413, "Validation", "inputs[1]: expected")
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,8 @@ def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
         ("/embed", {"inputs": "a", "truncate": "END"}, 422, "Validation", "truncate: expected true or false"),
         ("/embed", {"inputs": "a", "normalize": 1}, 422, "Validation", "normalize: expected true or false"),
         ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction: expected"),
-        ("/embed", {"inputs": "a", "prompt_name": "none"}, 422, "Validation", "prompt_name: expected"),
-        ("/embed", {"inputs": "a", "dimensions": 10**6}, 422, "Validation", "dimensions: expected at most"),
-        ("/embed", {"inputs": "a", "model": "other"}, 404, "Validation", "model: expected a served model"),
+        ("/embed", {"inputs": "a", "prompt_name": "none"}, 413, "Validation", "prompt_name: expected"),
+        ("/embed", {"inputs": "a", "dimensions": 10**6}, 413, "Validation", "dimensions: expected at most"),
         ("/", {"inputs": "a", "parameters": []}, 422, "Validation", "parameters: expected an object"),
         ("/similarity", {"inputs": SIMILAR, "parameters": False}, 422, "Validation", "parameters: expected an object"),
         ("/predict", {"inputs": "a"}, 424, "Backend", "a model for sequence_classification or rerank"),
@@ -336,3 +335,17 @@ def test_left_truncation_keeps_the_end(serve: Serve) -> None:
     same = answer(service, "/embed", ends | {"truncation_direction": "Right"})
     differ = answer(service, "/embed", ends | {"truncation_direction": "left"})
     assert close(same[0], same[1]) and not close(differ[0], differ[1])
+
+
+@pytest.mark.parametrize("name", ["other", "BAAI/bge-small-en-v1.5", "", 5, ["x"]], ids=repr)
+def test_the_only_model_answers_under_every_name(serve: Serve, name: Any) -> None:
+    service = serve("minibert_mean")
+    for path in ("/embed", "/", "/invocations", "/similarity"):
+        body = {"inputs": SIMILAR if path == "/similarity" else TEXTS}
+        response = asked(service, path, {**body, "model": name})
+        assert close(response.json(), answer(service, path, body))
+        assert response.headers["x-ignored-parameters"] == "model"
+    vertex = {"instances": [{"inputs": "a"}]}
+    assert answer(service, "/vertex", {**vertex, "model": name}) == answer(service, "/vertex", vertex)
+    for named in ("minibert_mean", None):
+        assert "x-ignored-parameters" not in asked(service, "/embed", {"inputs": "a", "model": named}).headers

@@ -21,7 +21,7 @@ https://huggingface.co/docs/inference-providers/tasks/index
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -285,7 +285,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
     if (count := sum(map(count_texts, instances))) > service.max_texts:
         expected = f"at most {service.max_texts} texts in all (--max_instances, --max_sequences)"
         raise TooLarge("instances", expected, str(count))
-    model = choose_model(service, call, payload.get("model"), PREDICTIVE)
+    model = _choose(service, call, payload.get("model"), PREDICTIVE)
     budget = SharedBudget(call.context.ticket, service)
     try:
         async with asyncio.TaskGroup() as group:
@@ -362,9 +362,18 @@ class InstanceBudget:
         """Does nothing, since the whole request leaves."""
 
 
+def _choose(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+    """Chooses the model. As in the original, the only model answers under every name. Raises RequestError."""
+    models = service.models
+    if name is not None and len(models.served) + len(models.absent) == 1 and name not in models.names:
+        note_ignored("model", call.context.ignored)
+        name = None
+    return choose_model(service, call, name, tasks)
+
+
 def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-        model = choose_model(service, call, payload.get("model"), tasks)
+        model = _choose(service, call, payload.get("model"), tasks)
         result = await run(Ask(service, model, payload, call.context))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return reply_arrays(result.body, *headers)

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
-from hf_transformer.api.openai.fields import render_error
+from hf_transformer.api.openai.fields import render_error, status_of
 from hf_transformer.api.responses import json_route
 from hf_transformer.api.service import Models, Service
 from hf_transformer.types.request import Json
@@ -43,7 +43,10 @@ def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
         "rerank": partial(rerank.create, service),
     }
     base = f"{root_of(prefix)}/v1"
-    return [(f"{base}/{path}", Endpoint("openai", handle, render_error, service)) for path, handle in handlers.items()]
+    return [
+        (f"{base}/{path}", Endpoint("openai", handle, render_error, service, status=status_of))
+        for path, handle in handlers.items()
+    ]
 
 
 def routes(service: Service, prefix: str) -> list[Route]:
