@@ -44,6 +44,20 @@ def without_userinfo(text: str) -> str:
     return _USERINFO.sub("***@", text)
 
 
+_FOLDERS = re.compile(r"(?<=['\"])/(?:[^'\"]*/)?(?=[^'\"/]+['\"])|(?<![\w.:/<-])/(?:[^\s/'\"]+/)*(?=[^\s/'\"])")
+"""The folders of an absolute path: in quotes with spaces, else up to the first space."""
+
+
+def without_folders(text: str, folder: str = "") -> str:
+    """Shortens absolute paths to their last part, since clients must not learn the server's folders.
+
+    ``folder`` is a known path in the text, which may contain spaces.
+    """
+    if bare := folder.rstrip("/"):
+        text = text.replace(bare, bare.rpartition("/")[2])
+    return _FOLDERS.sub("", text)
+
+
 def nearest(name: str, candidates: Mapping[str, str]) -> str:
     """Suggests the candidate whose key is most similar to the name. Returns an empty text if no key is similar."""
     from difflib import get_close_matches  # imported here, since most runs do not need it
@@ -82,7 +96,15 @@ class ConfigError(TransformerError):
 
 
 class LoadError(TransformerError):
-    """The model folder, config.json or the tokenizer can't be read."""
+    """The model folder, config.json or the tokenizer can't be read.
+
+    Attributes:
+        message: the error without ``advice``, which is for the operator and never part of an answer to a client.
+    """
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(f"{message}{advice}")
+        self.message = message
 
 
 class RequestError(TransformerError):

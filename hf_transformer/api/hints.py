@@ -125,17 +125,19 @@ def hint_for(path: str, status: int, openai_prefix: str, method: str = "POST") -
     root, bare = root_of(openai_prefix), path.rstrip("/")
     base, within = f"{root}/v1", bare if bare == root else bare.removeprefix(root)
     url = f"the base_url of an OpenAI client is http://HOST:PORT{base}"
-    if posts or within.startswith(CLEAR) or (root and within != bare):
+    is_openai = bool(root) and within != bare
+    if posts or is_openai or within.startswith(CLEAR):
         for foreign in FOREIGN:
             if re.fullmatch(foreign.pattern, within.removeprefix("/")):
                 hint = foreign.hint.format(base=base, url=url, routes=", ".join(TASKS))
-                return status, f"{HTTPStatus(status).phrase}; {hint}", foreign.render
+                render = render_error if is_openai else foreign.render
+                return status, f"{HTTPStatus(status).phrase}; {hint}", render
     if not posts:
         return None
     for route in _ROUTES:
         if bare.endswith(f"/{route}"):
             return 404, f"Not Found, expected {base}/{route}: {url}", render_error
-    if root and within in ROUTES and within != bare:
+    if is_openai and within in ROUTES:
         return 404, f"Not Found; this route is {within}, without {root}", render_error
     return None
 

@@ -100,9 +100,13 @@ def test_similarity_is_the_cosine(serve: Serve) -> None:
     refused(service, "/similarity", wrong, 422, "Validation", "inputs.sentences[0]: expected a text")
     long = {"inputs": {"source_sentence": "a", "sentences": ["a", LONG]}, "parameters": {"truncate": False}}
     refused(service, "/similarity", long, 413, "Validation", "inputs.sentences[1]: expected at most")
-    for name, value in (("truncation_direction", "up"), ("truncate", 1), ("prompt_name", "none")):
+    for name, value, status in (
+        ("truncation_direction", "up", 422),
+        ("truncate", 1, 422),
+        ("prompt_name", "none", 413),
+    ):
         parameters = {"parameters": {name: value}}
-        refused(service, "/similarity", body | parameters, 422, "Validation", f"parameters.{name}: expected")
+        refused(service, "/similarity", body | parameters, status, "Validation", f"parameters.{name}: expected")
 
 
 def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:

@@ -60,6 +60,14 @@ from hf_transformer.types.request import Answers, Budget, Context, Json, Query, 
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
+HUGGING_FACE_CLIENT = b"@huggingface/inference/"
+"""User agent of the inference API's client for JavaScript. It sends no ``parameters`` unless its user sets some, and
+refuses text-embeddings-inference's form."""
+HUGGING_FACE: Mapping[str, Mapping[str, Json]] = {
+    "sequence_classification": {},
+    "token_classification": {"aggregation_strategy": "simple"},
+}
+"""The inference API's defaults that differ, by task."""
 SPARSE_SIZE = 12_000
 """Numbers of dense vectors whose comparison takes as long as that of a sparse vector, 0.03 ms."""
 SINGLE_INPUT = (r"inputs\[0\]", "inputs")
@@ -374,6 +382,10 @@ def _choose(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> M
 def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
         model = _choose(service, call, payload.get("model"), tasks)
+        defaults, given = HUGGING_FACE.get(model.task.name), payload.get("parameters")
+        if defaults is not None and call.headers.get(b"user-agent", b"").startswith(HUGGING_FACE_CLIENT):
+            if given is None or isinstance(given, dict):  # else the route refuses it
+                payload = {**payload, "parameters": {**defaults, **(given or {})}}
         result = await run(Ask(service, model, payload, call.context))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return reply_arrays(result.body, *headers)
