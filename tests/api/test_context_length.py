@@ -15,7 +15,7 @@ LONG = "word " * 300
 OPENAI = "/openai/v1"
 SENTENCES = re.compile(
     r"This model's maximum context length is 256 tokens\. However, your (\w+) resulted in (\d+) tokens\. "
-    r"Please reduce the length of the (\w+)\.$"
+    r"Please reduce the length of the (\w+)\. \(context_length_exceeded\)$"
 )
 PROMPTS: dict[str, tuple[str, Mapping[str, Any], str, str]] = {
     "chat": (f"{OPENAI}/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages", "messages"),
@@ -49,7 +49,7 @@ async def test_too_many_characters_are_too_long_a_prompt_too(made: ServedModel) 
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
     assert error["message"] == (
         "prompt: expected at most 10000 characters (--max_text_length), got 10001. This model's maximum context length "
-        "is 256 tokens. Please reduce the length of the prompt."
+        "is 256 tokens. Please reduce the length of the prompt. (context_length_exceeded)"
     )
 
 

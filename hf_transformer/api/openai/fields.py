@@ -105,6 +105,7 @@ IGNORED_FIELDS: Final = (
 """All fields without effect. Other models or servers accept more values for some of these fields."""
 MAX_METADATA_KEYS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits for metadata: maximum number of keys, and maximum characters of a key and of a value."""
+TOO_LONG = "context_length_exceeded"
 LONG_FIELDS = ("messages", "prompt", "input", "query", "documents")
 """Fields whose texts may be too long, as errors name them."""
 SHOWN_NAMES = 5
@@ -251,15 +252,15 @@ def status_of(error: RequestError) -> int:
 
 
 def message_of(error: RequestError) -> str:
-    """Returns the message of an error. For a text that is too long, it has the sentences of OpenAI and vLLM, since
-    clients look for them."""
+    """Returns the message of an error. For a text that is too long, it has the sentences of OpenAI and vLLM, and the
+    code, since clients look for them: LangChain reads the code there."""
     if not isinstance(error, ContextLengthExceeded):
         return str(error)
     what = re.split(r"\W", error.path)[0]
     what = what if what in LONG_FIELDS else "input"
     resulted = f" However, your {what} resulted in {error.got} tokens." if error.counted else ""
     limit = f"This model's maximum context length is {error.limit} tokens."
-    return f"{error.without_hint}. {limit}{resulted} Please reduce the length of the {what}."
+    return f"{error.without_hint}. {limit}{resulted} Please reduce the length of the {what}. ({TOO_LONG})"
 
 
 def render_error(error: RequestError, status: int) -> bytes:
@@ -267,7 +268,7 @@ def render_error(error: RequestError, status: int) -> bytes:
     param = None if error.path in ("", "body") else error.path
     kind, code = "invalid_request_error" if status < 500 else "server_error", None
     if isinstance(error, ContextLengthExceeded):
-        code = "context_length_exceeded"
+        code = TOO_LONG
     elif isinstance(error, UnknownModel):
         code = "model_not_found"
     elif status == 405:
