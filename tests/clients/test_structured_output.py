@@ -80,6 +80,13 @@ def test_the_openai_package(service: Service, client: Run) -> None:
     assert {"content.delta", "content.done", "chunk"} <= set(found["events"])
 
 
+def test_an_agent_with_a_tool_and_a_type_of_its_output(service: Service, client: Run) -> None:
+    found = client("agents_structured", service=service, message=MESSAGE)
+    assert found.keys() == {"OpenAIChatCompletionsModel", "OpenAIResponsesModel"}
+    for outputs in found.values():
+        assert outputs and set(outputs) <= {"sunny in paris", "sunny in rome"}
+
+
 def test_objects_of_the_ai_sdk(service: Service, client: Run) -> None:
     found = client("ai_sdk_objects", service=service, message=MESSAGE)
     forced, named = found["calls"]
