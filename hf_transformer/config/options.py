@@ -91,7 +91,8 @@ class Config:
 
     # fmt: off
     model_name: str = option(
-        MODEL, "Name of the model in URL paths and on the predictor.", MODEL_NAME, DEFAULT_NAME,
+        MODEL, "Name of the model in URL paths and on the predictor. A name with slashes, such as "
+        "BAAI/bge-small-en-v1.5, needs --predictor_model.", MODEL_NAME, DEFAULT_NAME,
         variables=["INFERENCE_SERVICE_NAME"])
     aliases: tuple[str, ...] = option(
         MODEL, "Further names of the model in URL paths and in OpenAI's field model.", MODEL_NAMES, (), many=True)

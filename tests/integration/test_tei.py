@@ -353,3 +353,29 @@ def test_the_only_model_answers_under_every_name(serve: Serve, name: Any) -> Non
     assert answer(service, "/vertex", {**vertex, "model": name}) == answer(service, "/vertex", vertex)
     for named in ("minibert_mean", None):
         assert "x-ignored-parameters" not in asked(service, "/embed", {"inputs": "a", "model": named}).headers
+
+
+AGENT = {"user-agent": "@huggingface/inference/4.13.30 Node.js/22"}
+
+
+def test_the_inference_api_s_client_for_javascript_gets_its_form(serve: Serve) -> None:
+    """It sends no parameters, and refuses an answer in another form."""
+    service, text = serve("sentiment"), {"inputs": "The hotel was wonderful."}
+    plain = answer(service, "/", text)
+    assert [one.keys() for one in plain] == [{"label", "score"}] * len(plain)
+    for body in (text, text | {"parameters": {}}, text | {"parameters": None}):
+        [labels] = asked(service, "/", body, headers=AGENT).json()
+        assert labels == plain
+    assert asked(service, "/", text | {"parameters": {"top_k": 1}}, headers=AGENT).json() == [plain[:1]]
+    assert (
+        asked(service, "/", text | {"parameters": [1]}, 422, headers=AGENT).json()["error"].startswith("parameters: ")
+    )
+    service, text = serve("ner"), {"inputs": "Anna works at Siemens in Berlin."}
+    groups = asked(service, "/", text, headers=AGENT).json()
+    assert groups and all(one.keys() == {"entity_group", "score", "word", "start", "end"} for one in groups)
+    assert groups == answer(service, "/", text | {"parameters": {"aggregation_strategy": "simple"}})
+    own = text | {"parameters": {"aggregation_strategy": "none"}}
+    assert asked(service, "/", own, headers=AGENT).json() == answer(service, "/", text)
+    vectors = serve("minibert_mean")
+    response = asked(vectors, "/", {"inputs": "a"}, headers=AGENT)
+    assert response.json() == answer(vectors, "/", {"inputs": "a"}) and "x-ignored-parameters" not in response.headers
