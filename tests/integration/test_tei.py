@@ -360,7 +360,8 @@ AGENT = {"user-agent": "@huggingface/inference/4.13.30 Node.js/22"}
 
 def test_the_inference_api_s_client_for_javascript_gets_its_form(serve: Serve) -> None:
     """It sends no parameters, and refuses an answer in another form."""
-    service, text = serve("sentiment"), {"inputs": "The hotel was wonderful."}
+    service = serve("sentiment")
+    text: dict[str, Any] = {"inputs": "The hotel was wonderful."}
     plain = answer(service, "/", text)
     assert [one.keys() for one in plain] == [{"label", "score"}] * len(plain)
     for body in (text, text | {"parameters": {}}, text | {"parameters": None}):
