@@ -41,8 +41,15 @@ SEVERAL, SERVER, LIMITS, LOGGING = "Several models", "Server", "Limits", "Loggin
 PATH = plain_text("FILE", "the path of a file")
 SECONDS = number(0, 10**6, metavar="SECONDS")
 AGE = number(0, 10**6, zero=True, metavar="SECONDS")
-MODEL_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
-MODEL_NAMES = name_list("NAME,...", "different names without / ? # %, separated by commas", r"[^/?#%]+")
+PREDICTOR_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
+PATH_WORDS = "config generate generate_stream infer info load ready stats unload versions".split()
+"""Ends of the model routes. A name such as bert/infer would have the path of another route."""
+_PART = r"(?!\.{1,2}(?:/|$))[^\s/?#%]+"
+_NAME = rf"(?!.*:(?:predict|tokenize|detokenize|explain)$){_PART}(?:/(?!(?:{'|'.join(PATH_WORDS)})(?:/|$)){_PART})*"
+MODEL_NAME = plain_text("NAME", "a name without spaces, ? # % and ends of routes such as /infer, :predict", _NAME)
+MODEL_NAMES = name_list(
+    "NAME,...", "different names without ? # % and ends of routes such as /infer, :predict, separated by commas", _NAME
+)
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
 
 HOST_NAME = r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]?"
@@ -84,7 +91,8 @@ class Config:
 
     # fmt: off
     model_name: str = option(
-        MODEL, "Name of the model in URL paths and on the predictor.", MODEL_NAME, DEFAULT_NAME,
+        MODEL, "Name of the model in URL paths and on the predictor. A name with slashes, such as "
+        "BAAI/bge-small-en-v1.5, needs --predictor_model.", MODEL_NAME, DEFAULT_NAME,
         variables=["INFERENCE_SERVICE_NAME"])
     aliases: tuple[str, ...] = option(
         MODEL, "Further names of the model in URL paths and in OpenAI's field model.", MODEL_NAMES, (), many=True)
@@ -199,7 +207,7 @@ class Config:
         "after http:// or https://.",
         plain_text("HOST[:PORT]"), MISSING, variables=["PREDICTOR_HOST"])
     predictor_model: str | None = option(
-        PREDICTOR, "Name of the model on the predictor, if it differs.", MODEL_NAME, default_text="--model_name")
+        PREDICTOR, "Name of the model on the predictor, if it differs.", PREDICTOR_NAME, default_text="--model_name")
     predictor_port: int | None = option(
         PREDICTOR, "Port of Triton, if --predictor_host has none.", integer(1, 65535), variables=["PREDICTOR_PORT"],
         default_text="80, or 443 with TLS")
@@ -273,8 +281,11 @@ class Config:
         SEVERAL, "Whether the service is ready when all models are, or when any is.", one_of("all", "any"), "all")
     enable_model_control: bool = option(
         SEVERAL, "Accept POST /v2/repository/models/NAME/load and /unload, over gRPC too: Triton (with "
-        "--model-control-mode=explicit) loads or unloads the model, and the service begins or ends to serve it.",
-        BOOLEAN, False)
+        "--model-control-mode=explicit) loads or unloads the model, and the service begins or ends to serve it. "
+        "Requires --model_control_keys_file.", BOOLEAN, False)
+    model_control_keys_file: str | None = option(
+        SEVERAL, "File with the keys of --enable_model_control, in the form of --api_keys_file. Loading and unloading "
+        "need one of these keys; a key of --api_keys_file does not suffice. A changed file is reloaded.", PATH)
 
     host: str = option(
         SERVER, "Address to listen on.", plain_text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
@@ -349,7 +360,7 @@ class Config:
         "get 429. A value below --max_request_bytes counts as --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_json_depth: int = option(
         LIMITS, "Maximum nesting of JSON that a chat template renders: tools, arguments of tool calls, "
-        "chat_template_kwargs.", integer(1, 900), 64)
+        "chat_template_kwargs.", integer(1, 200), 64)  # MAX_NESTING of any JSON
     max_instances: int = option(LIMITS, "Maximum instances of a request.", integer(1), 2048)
     max_text_length: int = option(LIMITS, "Maximum characters of a text.", integer(1), 250_000)
     max_total_length: int = option(
@@ -410,7 +421,11 @@ class Config:
     max_log_len: int | None = option(
         LOGGING, "Maximum characters of a text in the log.", integer(0), default_text="unlimited")
     enable_server_timing: bool = option(
-        LOGGING, "Report the duration of each stage of a request in the header Server-Timing.", BOOLEAN, True)
+        LOGGING, "Report the duration of the stages of a request in the header Server-Timing, except tokenization.",
+        BOOLEAN, True)
+    enable_tokenize_timing: bool = option(
+        LOGGING, "Report the duration of tokenization in Server-Timing too. It tells a client which words others have "
+        "sent, unless --enable_word_cache=false.", BOOLEAN, False)
     otlp_endpoint: str | None = option(
         LOGGING, "Collector of OpenTelemetry spans, over OTLP/HTTP, such as http://collector:4318.",
         plain_text("URL", "an http:// or https:// URL", r"https?://[^\s/]+(/\S*)?"))

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import tokenizers
 
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
 from hf_transformer.tokenizer.cache_check import MAX_CHARACTERS, SAMPLES, CacheCheck
 from hf_transformer.tokenizer.cached import CachedEncoder
 from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, shortened, stride_of, too_many_windows
@@ -165,11 +165,12 @@ class Engine(ABC):
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         limit = self._limit(options)
         if len(text.ids) > limit and not options.whole:
-            raise TooLarge(
+            raise ContextLengthExceeded(
                 "",
                 f"at most {limit} token ids in a text",
                 str(len(text.ids)),
                 "they are not truncated, which would lose their special tokens",
+                limit=self.max_length,
             )
         return Encoding(list(text.ids), [0] * len(text.ids))
 

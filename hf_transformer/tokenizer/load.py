@@ -380,8 +380,8 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
         saved = "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         other = f", or save a tokenizer.json there, as {saved} does" if reason == NO_FILE else ""
         raise LoadError(
-            f"transformers has to load the tokenizer in {folder} ({reason}):"
-            f" {install_command('transformers')} (the slim image has none){other}"
+            f"transformers has to load the tokenizer in {folder} ({reason})",
+            f": {install_command('transformers')} (the slim image has none){other}",
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}
