@@ -325,6 +325,7 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
         shared_memory_min_bytes=config.predictor_shared_memory_min_bytes,
         shared_memory_warns=warns,
         max_response_bytes=config.max_predictor_response_bytes,
+        max_event_bytes=config.max_predictor_event_bytes,
     )
 
 

@@ -366,6 +366,9 @@ class Config:
         LIMITS, "Maximum requests in flight per worker; further ones get 429.", integer(1), 1024)
     max_predictor_response_bytes: int = option(
         LIMITS, "Maximum bytes of a response of the predictor.", integer(1), 2**30)
+    max_predictor_event_bytes: int = option(
+        LIMITS, "Maximum bytes of one response in a stream of the predictor (an event or a message), and of its "
+        "answers to other requests than inferences, such as a model's configuration.", integer(1), 2**22)
     max_queued_tokens: int = option(
         LIMITS, "Maximum tokens of all requests in flight per worker; once they are reached, further requests "
         "get 429.", integer(1), 262_144)
