@@ -104,6 +104,9 @@ class Config:
     hf_token: str | None = option(
         MODEL, "Token for private models on the hub. Prefer the variable: flags are visible in process lists.",
         TOKEN, variables=["HF_TOKEN"])
+    max_model_file_bytes: int = option(
+        MODEL, "Maximum bytes of each of the model's files that the service reads, such as tokenizer.json. Other JSON "
+        "files have at most 16 MiB.", integer(1), 2**26)
     trust_remote_code: bool = option(
         MODEL, "Run the Python code that comes with a tokenizer.", BOOLEAN, False,
         variables=["TRUST_REMOTE_CODE"])

@@ -24,7 +24,7 @@ from jinja2.meta import TrackingCodeGenerator
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.generation.sandbox import ChatEnvironment, Guards
 from hf_transformer.generation.template_budget import BUDGET, OutOfTime, OverBudget, RenderBudget, check_size
-from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.files import read_file, read_json
 from hf_transformer.types.request import Json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -305,6 +305,6 @@ def _named(value: Json, source: str) -> dict[str, tuple[str, str]]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+        return read_file(path, 4 * MAX_TEMPLATE_CHARACTERS).decode()
+    except UnicodeDecodeError as exc:
         raise LoadError(f"{path} can't be read as text: {exc}") from exc

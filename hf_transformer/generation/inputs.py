@@ -294,8 +294,8 @@ class ResponseBound:
         self._remaining -= RESPONSE_BYTES if self._cumulative else max(size, RESPONSE_BYTES)
         if self._remaining < 0 or size > self._limit:
             raise PredictorError(
-                f"the predictor sent more than {self._limit} bytes, or {self._limit // RESPONSE_BYTES} responses, for a "
-                f"text of at most {self._max_tokens} tokens"
+                f"the predictor sent more than {self._limit} bytes, or {self._limit // RESPONSE_BYTES} responses, "
+                f"for a text of at most {self._max_tokens} tokens"
             )
 
 

@@ -127,7 +127,8 @@ class Client:
     async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False, max_body: int = 0) -> Connection:
         """Sends an idempotent request, and waits for the head of its answer, or with ``whole`` for the whole answer.
 
-        ``max_body`` is the limit of a whole answer, the client's by default. The caller then calls ``answer``, or reads the body and calls ``leave``.
+        ``max_body`` is the limit of a whole answer, the client's by default. The caller then calls ``answer``, or reads
+        the body and calls ``leave``.
         """
         if self.idle:
             connection = self.idle.pop()

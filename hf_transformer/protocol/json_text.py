@@ -71,7 +71,7 @@ def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
     invalid JSON or UTF-8."""
     if len(text) > SMALL_BYTES:
         check_size(bytes(text), limits)
-    return _parse(text)
+    return parse_unlimited(text)
 
 
 def parse_answer(text: bytes | memoryview) -> Json:
@@ -81,10 +81,10 @@ def parse_answer(text: bytes | memoryview) -> Json:
         raise Malformed("body", f"at most {MAX_ANSWER_BYTES} bytes of JSON", str(len(text)))
     if len(text) > SMALL_BYTES and (excess := excess_of(bytes(text), ANSWER_LIMITS)):
         raise Malformed("body", *excess)
-    return _parse(text)
+    return parse_unlimited(text)
 
 
-def _parse(text: bytes | memoryview) -> Json:
+def parse_unlimited(text: bytes | memoryview) -> Json:
     """Parses JSON, with the garbage collector disabled for a large text: its passes take three times as long as the
     rest. Thread-safe."""
     pauses = len(text) > SMALL_BYTES and gc.isenabled()
