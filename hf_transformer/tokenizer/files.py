@@ -18,7 +18,8 @@ MAX_FILE_BYTES: Final = 2**26
 MAX_SETTINGS_BYTES: Final = 2**24
 """Size limit of the other JSON files. The largest, with 6,000 added tokens, has 1.2 MB."""
 BYTES_PER_VALUE: Final = 16
-"""Bytes of a file's limit for each value in JSON, and for each token id. Known vocabularies have as many per value."""
+"""Bytes of a file's limit for each value in JSON, and for each token id; twice as many for a list, object or key, which
+take up to 300 bytes of memory. Known vocabularies have as many."""
 COUNTS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("num_labels", "_num_labels"), 100_000),
     **dict.fromkeys(("extra_ids", "offset", "num_madeup_words"), 10_000),
@@ -97,7 +98,7 @@ def load_json(path: Path, limit: int = MAX_SETTINGS_BYTES, flag: str = "") -> Js
     """Reads the value in a JSON file of at most ``limit`` bytes, which ``flag`` sets. Raises LoadError with the file's
     name."""
     content, values = read_file(path, limit, flag), limit // BYTES_PER_VALUE
-    if excess := excess_of(content, JsonLimits(parts=values, values=values)):
+    if excess := excess_of(content, JsonLimits(parts=values // 2, values=values)):
         raise LoadError(f"{path}: expected {excess[0]}{flag and f' ({flag})'}, got {excess[1]}")
     try:
         return parse_unlimited(content)
