@@ -55,6 +55,9 @@ logger = logging.getLogger(__name__)
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 """The first and the maximum pause before a model that could not be loaded is tried again. Pauses double."""
+RETRY_SHARE = 20
+"""The pause after a failed attempt is at least this many times its duration, up to the maximum: the tokenizers library
+holds the interpreter's lock while it reads a file, 40 ms for each megabyte."""
 READY_POLL_SECONDS = 0.05
 """Interval between two looks at the readiness of a successor, and at the requests of a removed model."""
 
@@ -337,13 +340,15 @@ class ModelSet:
                 self._retire(self._deployed.pop(name))
                 self._models.remove(name)
                 continue
+            began = asyncio.get_running_loop().time()
             try:
                 deployment = await self._start(target)
                 if name in self._deployed and not await self._becomes_ready(deployment, target):
                     continue
             except Exception as error:
                 await self._report(name, error)
-                await self._pause(name, target, retry)
+                lasted = asyncio.get_running_loop().time() - began
+                await self._pause(name, target, max(retry, min(RETRY_SHARE * lasted, MAX_RETRY_SECONDS)))
                 retry = min(retry * 2, MAX_RETRY_SECONDS)
                 continue
             if (old := self._deployed.get(name)) is not None:

@@ -28,7 +28,7 @@ from hf_transformer.core.scheduler import (
     Scheduler,
     SchedulerSettings,
 )
-from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.errors import ConfigError, LoadError, RequestError
 from hf_transformer.generation.build import generator_settings, make_generator
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.inputs import FIELDS
@@ -141,6 +141,18 @@ def load_model(config: Config) -> LoadedModel:
         LoadError: a file is missing or invalid.
         ConfigError: a flag does not fit the task.
     """
+    try:
+        return _load_model(config)
+    except BaseException as error:
+        # The tokenizers library raises PanicException, a BaseException, for some broken files.
+        is_panic = type(error).__name__ == "PanicException"
+        if not is_panic and not isinstance(error, ArithmeticError | MemoryError | RecursionError | RequestError):
+            raise
+        detail = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        raise LoadError(f"the files of the model {config.model_name!r} can't be loaded: {detail}") from error
+
+
+def _load_model(config: Config) -> LoadedModel:
     files = find_model_files(
         config.model_id,
         config.model_dir,
@@ -149,6 +161,7 @@ def load_model(config: Config) -> LoadedModel:
         tokenizer_revision=config.tokenizer_revision,
         token=config.hf_token,
         trust_remote_code=config.trust_remote_code,
+        max_file_bytes=config.max_model_file_bytes,
     )
     sentences = read_sentence_transformers(files.model_folder)
     if sentences is not None and config.disable_lower_case:
@@ -168,6 +181,7 @@ def load_model(config: Config) -> LoadedModel:
         special_tokens=not config.disable_special_tokens,
         trust_remote_code=config.trust_remote_code,
         word_cache=config.enable_word_cache,
+        max_file_bytes=config.max_model_file_bytes,
     )
     settings = _task_settings(config, files, tokenizer, task, sentences)
     if issubclass(task, Rerank) and task is not BiEncoderRerank:
@@ -325,6 +339,7 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
         shared_memory_min_bytes=config.predictor_shared_memory_min_bytes,
         shared_memory_warns=warns,
         max_response_bytes=config.max_predictor_response_bytes,
+        max_event_bytes=config.max_predictor_event_bytes,
     )
 
 

@@ -18,6 +18,8 @@ from hf_transformer.errors import ConfigError, LoadError, nearest
 from hf_transformer.tokenizer.files import has_tokenizer, transformer_folder
 
 MAX_FILE_BYTES = 4 * 2**20
+MAX_SETTINGS = 100_000
+"""Maximum number of settings in a file of --models, each counted once for each entry that merges it."""
 KNOWN = {name: option for option in all_options() for name in (option.name, *option.aliases)}
 INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
@@ -122,6 +124,8 @@ def read_file(path: str) -> tuple[list[EntrySettings], list[str]]:
         raise ConfigError(f"{path} can't be read: {exc.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not YAML: expected text in UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: expected mappings that merge each other in at most some hundred steps") from None
     except yaml.MarkedYAMLError as exc:
         where = f"line {exc.problem_mark.line + 1}, column {exc.problem_mark.column + 1}: " if exc.problem_mark else ""
         raise ConfigError(f"{path} is not YAML: {where}{exc.problem}") from None
@@ -145,9 +149,29 @@ def entries_of(loader: Any, path: str) -> Iterator[EntrySettings]:
                 line = key.start_mark.line + 1
                 raise ConfigError(f"{path}: models[{index}]: the key {quoted(key)} is repeated in line {line}")
             keys.add(str(key.value))
+    counts: dict[int, int] = {}
+    total = sum(settings_in(item, counts, path) for item in node.value)
+    if total > MAX_SETTINGS:
+        raise ConfigError(f"{path}: expected at most {MAX_SETTINGS} settings of all models, got {total}")
     for index, item in enumerate(node.value):
         loader.flatten_mapping(item)  # merges the mappings of keys <<
         yield entry_of(item.value, f"{path}: models[{index}]")
+
+
+def settings_in(node: Any, counts: dict[int, int], path: str) -> int:
+    """Counts the settings of a mapping, with those that it merges, before they are copied. ``counts`` has the results
+    by node. Raises ConfigError for a mapping that merges itself."""
+    if node.id == "sequence":
+        return sum(settings_in(item, counts, path) for item in node.value)
+    if node.id != "mapping":
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = -1  # while its settings are counted
+        total = sum(settings_in(value, counts, path) if key.tag.endswith(":merge") else 1 for key, value in node.value)
+        counts[id(node)] = total
+    if counts[id(node)] < 0:
+        raise ConfigError(f"{path}: line {node.start_mark.line + 1}: expected a mapping that does not merge itself")
+    return counts[id(node)]
 
 
 def entry_of(pairs: Sequence[tuple[Any, Any]], label: str) -> EntrySettings:

@@ -112,6 +112,9 @@ class Config:
     hf_token: str | None = option(
         MODEL, "Token for private models on the hub. Prefer the variable: flags are visible in process lists.",
         TOKEN, variables=["HF_TOKEN"])
+    max_model_file_bytes: int = option(
+        MODEL, "Maximum bytes of each of the model's files that the service reads, such as tokenizer.json. Other JSON "
+        "files have at most 16 MiB.", integer(1), 2**26)
     trust_remote_code: bool = option(
         MODEL, "Run the Python code that comes with a tokenizer.", BOOLEAN, False,
         variables=["TRUST_REMOTE_CODE"])
@@ -377,6 +380,9 @@ class Config:
         LIMITS, "Maximum requests in flight per worker; further ones get 429.", integer(1), 1024)
     max_predictor_response_bytes: int = option(
         LIMITS, "Maximum bytes of a response of the predictor.", integer(1), 2**30)
+    max_predictor_event_bytes: int = option(
+        LIMITS, "Maximum bytes of one response in a stream of the predictor (an event or a message), and of its "
+        "answers to other requests than inferences, such as a model's configuration.", integer(1), 2**22)
     max_queued_tokens: int = option(
         LIMITS, "Maximum tokens of all requests in flight per worker; once they are reached, further requests "
         "get 429.", integer(1), 262_144)

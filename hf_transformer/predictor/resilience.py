@@ -145,14 +145,35 @@ class Resilience(Predictor):
         return self.inner.shares(size)
 
     def infer(self, call: ModelCall) -> Coroutine[Any, Any, Reply]:
-        return self._attempt(partial(self.inner.infer, call), call.wanted or (lambda: True))
+        infer = self.inner.infer if call.check is None else self._infer_checked
+        return self._attempt(partial(infer, call), call.wanted or (lambda: True))
+
+    async def _infer_checked(self, call: ModelCall) -> Reply:
+        reply = await self.inner.infer(call)
+        try:
+            if call.check is not None:
+                call.check(reply.tensors)
+        except BaseException:
+            reply.release()
+            raise
+        return reply
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Streams the responses. Retries only before the first one; a later failure counts separately."""
 
         async def start() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
             responses = self.inner.stream(call)
-            return responses, await anext(responses, None)
+            return responses, await next_of(responses)
+
+        async def next_of(responses: AsyncGenerator[Outputs, None]) -> Outputs | None:
+            response = await anext(responses, None)
+            if response is not None and call.check is not None:
+                try:
+                    call.check(response)
+                except BaseException:
+                    await responses.aclose()
+                    raise
+            return response
 
         generation = self._generation
         responses, response = await self._attempt(start, lambda: True)
@@ -161,7 +182,7 @@ class Resilience(Predictor):
                 yield response
                 try:
                     async with asyncio.timeout(self._timeout):
-                        response = await anext(responses, None)
+                        response = await next_of(responses)
                 except RequestError as error:
                     self._count_failure(error, generation)
                     raise
