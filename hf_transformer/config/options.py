@@ -226,8 +226,8 @@ class Config:
         PREDICTOR, "Timeout of a call to the predictor in seconds, retries included.", SECONDS, 600.0)
     predictor_request_retries: int = option(
         PREDICTOR, "Maximum retries of a call that did not reach the predictor, got no beginning of an answer, or "
-        "found it unavailable (503, 404, UNAVAILABLE). Pauses grow from 0.05 to 2 seconds: 10 retries bridge an outage of "
-        "11 seconds, 30 one of 51.", integer(0, 100), 0)
+        "found it unavailable (503, 404, UNAVAILABLE). Pauses grow from 0.05 to 2 seconds: 10 retries bridge an outage "
+        "of 11 seconds, 30 one of 51.", integer(0, 100), 0)
     predictor_retry_budget: float = option(
         PREDICTOR, "Average retries per call, in addition to one per second and a reserve of ten. The budget keeps "
         "retries from multiplying the load in an outage.", number(0, 100, zero=True), 0.1)
