@@ -265,6 +265,11 @@ class Models:
             self._board.set_ready(self._was_ready)
             self._board.uncounted = sorted(self.uncounted)
 
+    @property
+    def unserved_since(self) -> dict[str, float]:
+        """``since`` of all models, with 0 for those that are served."""
+        return {name: self.since.get(name, 0.0) for name in self._order or self._served}
+
     def set_error(self, name: str, error: str) -> None:
         """Sets the error of a model's change, or of the file of all models; an empty text removes it."""
         if error:

@@ -38,7 +38,7 @@ PERIOD_SECONDS = 1.0  # between two copies of a worker's metrics; the maximum ag
 MERGES: dict[str, Callable[[float, float], float]] = {
     "hf_transformer_model_ready": min,
     "hf_transformer_model_entries_valid": min,
-    "hf_transformer_model_unserved_timestamp_seconds": min,
+    "hf_transformer_model_unserved_timestamp_seconds": max,
     "hf_transformer_shared_memory_registered": min,
     "process_max_fds": min,
     "hf_transformer_build_info": max,

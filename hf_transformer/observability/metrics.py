@@ -200,11 +200,11 @@ class Metrics(_Group):
         return text_of(self.shown())
 
     def watch_unserved(self, since: Callable[[], Mapping[str, float]]) -> None:
-        """Exports ``since`` at each scrape: the models that are not served as declared, with seconds since 1970."""
+        """Exports ``since`` at each scrape: when each model ceased to be served as declared, 0 for a served one."""
         self._unserved = since
 
     def _unserved_families(self) -> Iterable[Family]:
-        text = "When a model ceased to be served as declared, in seconds since 1970; no series for other models."
+        text = "When a model ceased to be served as declared, in seconds since 1970; 0 for a served one."
         series: dict[tuple[str, ...], list[float]] = {(name,): [since] for name, since in self._unserved().items()}
         return [Family("hf_transformer_model_unserved_timestamp_seconds", text, "gauge", ("model_name",), (), series)]
 
