@@ -137,7 +137,8 @@ class Models:
     @property
     def names(self) -> list[str]:
         """The names of all models, with aliases, adapters and absent models."""
-        return [*dict.fromkeys([*(name for model in self.served for name in model.names), *self.absent])]
+        of_models = [name for model in self.served for name in model.names]
+        return [*dict.fromkeys([*of_models, *self._by_name, *self.absent])]
 
     # The choice
 
