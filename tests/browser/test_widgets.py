@@ -167,7 +167,7 @@ def test_a_result_says_that_its_text_was_cut_off(playground: Open, task: str, la
     page.field(label).fill(text)
     page.run()
     page.page.locator("#cut:not(:empty)").wait_for()
-    assert "cut off: the result is for" in page.page.locator("#cut").inner_text()
+    assert "cut off: " in page.page.locator("#cut").inner_text()
     assert page.serious_findings() == []
 
 

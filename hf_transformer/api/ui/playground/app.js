@@ -276,7 +276,7 @@ async function showCut(values, own) {
   if (own !== running || !cut.length) return;
   const [{ truncated, kept }] = cut;
   const rest = `${plural(truncated, "token")} cut off: the result is for the first ${kept} alone.`;
-  $("cut").textContent = whole.length === 1 ? rest : `${cut.length} of ${plural(whole.length, "text")} cut off: the result is for their first tokens alone.`;
+  $("cut").textContent = whole.length === 1 ? rest : `${cut.length} of ${plural(whole.length, "text")} cut off: only the first tokens count.`;
 }
 
 async function predict(values, page, signal) {
