@@ -86,7 +86,9 @@ class Models:
             kept = {name: model for name in names if self._owner(name)}
             self.remove(model.name)
         self._served[model.name] = model
-        self._by_name |= kept | dict.fromkeys(model.names, model)
+        # Another model keeps a name that has moved here until this one is ready (publish_ready).
+        new = [name for name in model.names if model.is_ready or name not in self._by_name]
+        self._by_name |= kept | dict.fromkeys(new, model)
         self.absent.pop(model.name, None)
         model.on_change = self.publish_ready
         self.publish_ready()
@@ -255,7 +257,9 @@ class Models:
 
     def publish_ready(self) -> None:
         """Records a change of the readiness, and reports that of this worker to the other workers."""
-        self.uncounted -= {model.name for model in self.served if model.is_ready}
+        ready = [model for model in self.served if model.is_ready]
+        self._by_name |= {name: model for model in ready for name in model.names if self._owner(name) == model.name}
+        self.uncounted -= {model.name for model in ready}
         self._was_ready = self.is_ready
         self._has_been_ready |= self._was_ready
         unserved = [model.name for model in self.served if not model.is_ready]
@@ -295,7 +299,7 @@ async def _readiness_error(model: Model) -> NotReady | None:
 class ModelControl(Protocol):
     """Loads and unloads models at the predictor and in the service. Both methods raise RequestError."""
 
-    async def load(self, name: str, parameters: Mapping[str, Json]) -> None: ...
+    async def load(self, name: str) -> None: ...
     async def unload(self, name: str, parameters: Mapping[str, Json]) -> None: ...
 
 
@@ -319,6 +323,7 @@ class Service:
     max_texts: int
     streams: OpenStreams
     server_timing: bool = True
+    tokenize_timing: bool = False
     token_inputs: bool = False
     max_instances: int = 2048
     max_json_depth: int = 64

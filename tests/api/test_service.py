@@ -264,3 +264,16 @@ def test_since_is_the_first_moment_of_a_failure() -> None:
     assert models.since == {"a": since} and abs(time.time() - since) < 60
     models.set_error("a", "")
     assert models.since == {}
+
+
+def test_a_name_moves_once_the_new_model_is_ready() -> None:
+    models = Models([model("a", aliases=("x",))])
+    models.declare({"x": (), "b": ("a",)}, ())
+    renamed, other = model("x", reason="no x"), model("b", aliases=("a",), reason="no b")
+    models.add(renamed)
+    models.add(other)
+    assert models.find("x").name == models.find("a").name == "a" and models.hands_over("a")
+    ready(renamed)
+    assert models.find("x") is renamed and models.find("a").name == "a" and models.hands_over("a")
+    ready(other)
+    assert models.find("a") is other and not models.hands_over("a")
