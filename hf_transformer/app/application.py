@@ -75,6 +75,7 @@ def build_app(
     factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns)
     tracing = open_tracing(config)
     models = Models(ready_when=config.ready_when, board=board)
+    metrics.watch_unserved(lambda: models.unserved_since)
     if entries is None or entries.path is None:
         entries = None
         deployed = [factory.make(DeclaredModel(config), loaded or load_model(config))]

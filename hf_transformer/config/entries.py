@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,13 +57,17 @@ class ModelEntries:
         service, _ = parse_config(argv, environ)
         self.path = service.models or service.model_repository
 
-    def read(self) -> tuple[list[Config], list[str]]:
+    def read(self, known_models: Collection[str] = ()) -> tuple[list[Config], list[str]]:
         """Returns the configuration of each model, equal to that of a service of this model alone, and warnings in
-        addition to those of ``parse_config``. Raises ConfigError with one line."""
+        addition to those of ``parse_config``. Raises ConfigError with one line.
+
+        ``known_models`` are the models that were read before: in a repository, one whose folder is there but has lost
+        files remains a model, which can't be loaded. Its folder may be copied right now.
+        """
         service, known = parse_config(self._argv, self._environ)
         if self.path is None:
             return [service], []
-        entries, notes = read_file(self.path) if service.models else read_repository(self.path)
+        entries, notes = read_file(self.path) if service.models else read_repository(self.path, known_models)
         defaults = collect(all_options(), self._argv, self._environ)[0] | {"models": None, "model_repository": None}
         configs: list[Config] = []
         owners: dict[str, str] = {}
@@ -82,8 +86,9 @@ class ModelEntries:
         return configs, notes
 
 
-def read_repository(folder: str) -> tuple[list[EntrySettings], list[str]]:
-    """Returns an entry for each folder with config.json and a tokenizer, and warnings about the other folders."""
+def read_repository(folder: str, known_models: Collection[str] = ()) -> tuple[list[EntrySettings], list[str]]:
+    """Returns an entry for each folder with config.json and a tokenizer, or of a known model, and warnings about the
+    other folders."""
     entries, notes = [], []
     try:
         paths = sorted(path for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -97,7 +102,7 @@ def read_repository(folder: str) -> tuple[list[EntrySettings], list[str]]:
             problem = f"no {missing}" if missing == "config.json" or not has_tokenizer(inner) else ""
         except (ValueError, LoadError, OSError) as exc:
             problem = f"expected {MODEL_NAME.expects}" if isinstance(exc, ValueError) else str(exc)
-        if problem:
+        if problem and path.name not in known_models:
             notes.append(f"{path} is not served: {problem}")
         else:
             texts = {"model_name": path.name, "model_dir": str(path)}
