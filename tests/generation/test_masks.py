@@ -15,8 +15,9 @@ import pytest
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.constraint import Constraint, call_text, read_structured_outputs
 from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.grammar_memory import CompiledGrammar
 from hf_transformer.generation.logits import LogitsGenerator
-from hf_transformer.generation.masks import GrammarCompiler
+from hf_transformer.generation.masks import GrammarCompiler, Sandbox
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Outputs
@@ -60,7 +61,9 @@ class RandomLogits(ScriptedPredictor):
 class Constrained:
     """A generator with the vocabulary of a tokenizer, and random logits."""
 
-    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor, *, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox, *, seed: int = 0, **options: Any
+    ) -> None:
         self.tokenizer = tokenizer
         size = tokenizer.vocab_size
         self.eos = tokenizer.token_to_id("<|endoftext|>") or 0
@@ -71,7 +74,7 @@ class Constrained:
         self.predictor = RandomLogits(size, seed, options.pop("logits", None))
         self.generator = LogitsGenerator(
             spec, self.predictor, tokenizer, made, executor=executor, metrics=Metrics().of("m"),
-            grammars=GrammarCompiler(Vocabulary(tokenizer)),
+            grammars=GrammarCompiler(Vocabulary(tokenizer), sandbox),
         )  # fmt: skip
 
     async def steps(self, constraint: Constraint, **sampling: Any) -> list[Step]:
@@ -92,8 +95,8 @@ def schema_of(value: Any) -> Constraint:
 
 
 @pytest.fixture
-def constrained(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Callable[..., Constrained]:
-    return lambda **options: Constrained(gpt2, executor, **options)
+def constrained(gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox) -> Callable[..., Constrained]:
+    return lambda **options: Constrained(gpt2, executor, sandbox, **options)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -156,10 +159,13 @@ async def test_a_stop_token_ends_a_text_that_may_end(constrained: Callable[..., 
     assert finish == "stop" and len(text) >= 3 and "z" not in text
 
 
-async def test_a_model_without_an_end_token_ends_a_complete_text(gpt2: Tokenizer) -> None:
-    compiler = GrammarCompiler(Vocabulary(gpt2))
+async def test_a_model_without_an_end_token_ends_a_complete_text(
+    gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox
+) -> None:
+    compiler, regex = GrammarCompiler(Vocabulary(gpt2), sandbox), Constraint.of("regex", "ab?")
+    await compiler.prepare(regex, "", executor)
     last = gpt2.vocab_size - 1
-    mask = compiler.mask(Constraint.of("regex", "ab?"), "", frozenset(), 0)
+    mask = compiler.mask(regex, "", frozenset(), 0)
     for letter in "ab":
         allowed = np.flatnonzero(mask.apply(np.zeros(gpt2.vocab_size, np.float32)) > -np.inf)
         assert last not in allowed and not mask.is_over
@@ -252,11 +258,18 @@ async def test_free_text_with_a_call(constrained: Callable[..., Constrained]) ->
     assert re.search(r'"n":\s*[12]', text), text
 
 
-async def test_compiled_constraints_are_cached(gpt2: Tokenizer) -> None:
-    compiler = GrammarCompiler(Vocabulary(gpt2))
-    first = Constraint.of("regex", "[a-z]")
-    assert compiler.compile(first) is compiler.compile(Constraint.of("regex", "[a-z]"))
-    kept = compiler.compile(first)
-    for number in range(70):
-        compiler.compile(Constraint.of("regex", f"[a-z]{{{number + 1}}}"))
-    assert compiler.compile(first) is not kept
+async def test_compiled_constraints_are_cached(gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox) -> None:
+    compiler = GrammarCompiler(Vocabulary(gpt2), sandbox)
+
+    async def compiled(number: int) -> CompiledGrammar:
+        return await compiler.prepare(Constraint.of("regex", f"[a-z]{{{number}}}"), "", executor)
+
+    kept = await compiled(1)
+    assert await compiled(1) is kept
+    for number in range(2, 72):
+        await compiled(number)
+    assert await compiled(1) is kept, "it is in use"
+    used, kept = sandbox.memory.used, await compiled(71)
+    del kept
+    await compiled(1)
+    assert sandbox.memory.used <= used
