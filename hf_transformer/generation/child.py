@@ -33,8 +33,6 @@ READY: Final = b"r"
 """First byte of a child."""
 PREFERRED_VICTIM: Final = "1000"
 """The value of oom_score_adj with which the kernel ends a child, not the service, if memory runs out."""
-NICENESS: Final = 5
-"""Lower priority than the service's, so that tasks that go on for seconds hold up other clients less."""
 
 
 def main(control: int, seconds: float, max_bytes: int) -> None:
@@ -49,7 +47,6 @@ def main(control: int, seconds: float, max_bytes: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended children
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(PREFERRED_VICTIM)
-    os.nice(NICENESS)
     _warm_up()
     with Path(os.devnull).open("wb") as nowhere, socket.socket(fileno=control) as sockets:
         while True:

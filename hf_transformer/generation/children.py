@@ -29,7 +29,6 @@ HEADER: Final = struct.Struct("!I")
 WALL_TIMES: Final = 5
 """Time limit of a task by the clock, as a multiple of its CPU time limit: the machine may be busy."""
 WAIT_SECONDS: Final = 10.0
-"""Maximum time for which a request waits for a free child."""
 GRACE_SECONDS: Final = 1.0
 """Time after the last limit of a task in which the kernel's timer ends the child."""
 START_SECONDS: Final = 30.0
@@ -46,12 +45,16 @@ class ChildPool:
     Args:
         seconds: the CPU time limit of a task.
         max_bytes: the memory that a task may take.
+        wait: the maximum time for which a request waits for a free child, in seconds.
     """
 
-    def __init__(self, count: int = 2, *, seconds: float = 2.0, max_bytes: int = 128 << 20) -> None:
+    def __init__(
+        self, count: int = 2, *, seconds: float = 2.0, max_bytes: int = 128 << 20, wait: float = WAIT_SECONDS
+    ) -> None:
         self._slots = asyncio.Semaphore(count)
         self._seconds = seconds
         self._max_bytes = max_bytes
+        self._wait = wait
         self._idle: list[Child] = []
         self._nursery: Nursery | None = None
         self._starting = asyncio.Lock()
@@ -91,11 +94,11 @@ class ChildPool:
         """
         message = {"task": task, "kind": constraint.kind, "source": _source(constraint), "text": text}
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(self._wait):
                 await self._slots.acquire()
         except TimeoutError:
             raise TooManyRequests(
-                f"no child process was free for a constraint in {WAIT_SECONDS:g} s (--max_children)"
+                f"no child process was free for a constraint in {self._wait:g} s (--max_children)"
             ) from None
         # The slot stays taken until the child is free, also if the client leaves.
         answer = await asyncio.shield(self._in_background(self._run(orjson.dumps(message), path)))
