@@ -18,7 +18,7 @@ AUDIT = """
 import os, sys
 
 def hook(event, arguments):
-    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg") and arguments[1] is not None:
         line = f"{event} {arguments[1]}"
     elif event in ("socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"):
         line = f"{event} {arguments[0]}"
