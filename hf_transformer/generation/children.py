@@ -92,7 +92,8 @@ class ChildPool:
             TooManyRequests: no child was free in time.
             Unavailable: no child could be started.
         """
-        message = {"task": task, "kind": constraint.kind, "source": _source(constraint), "text": text}
+        fields = {"task": task, "kind": constraint.kind, "source": _source(constraint), "text": text}
+        message = orjson.dumps(fields)
         try:
             async with asyncio.timeout(self._wait):
                 await self._slots.acquire()
@@ -101,7 +102,7 @@ class ChildPool:
                 f"no child process was free for a constraint in {self._wait:g} s (--max_children)"
             ) from None
         # The slot stays taken until the child is free, also if the client leaves.
-        answer = await asyncio.shield(self._in_background(self._run(orjson.dumps(message), path)))
+        answer = await asyncio.shield(self._in_background(self._run(message, path)))
         if "invalid" in answer:
             raise InvalidInput(path, *answer["invalid"])
         return answer["answer"]
