@@ -53,7 +53,11 @@ def _json_problem(schema: Json, text: str) -> str:
     except orjson.JSONDecodeError as error:
         return f"invalid JSON: {error}"
     if _has_patterns(schema):
-        matches = _matches(Constraint.of("json_schema", schema), orjson.dumps(value).decode())
+        try:
+            whole = orjson.dumps(value).decode()
+        except TypeError:  # orjson writes at most 254 levels
+            return "its lists and objects are nested too deep"
+        matches = _matches(Constraint.of("json_schema", schema), whole)
         return "" if matches else "it does not match the schema"
     from referencing.exceptions import Unresolvable
 
