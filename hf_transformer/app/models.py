@@ -15,7 +15,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -42,6 +42,7 @@ from hf_transformer.errors import (
     UnknownModel,
     without_folders,
 )
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -75,6 +76,7 @@ class ModelFactory:
     latency_log: LatencyLog | None = None
     diagnose: Diagnose | None = None
     warns: bool = True
+    sandbox: Sandbox = field(default_factory=Sandbox)
 
     def make(self, declared: DeclaredModel, loaded: LoadedModel) -> Deployment:
         """Makes a model and its predictor, which are not running yet. Raises ConfigError for invalid settings."""
@@ -91,7 +93,7 @@ class ModelFactory:
             connections=self.connections,
             embeds=isinstance(loaded.task, TextEmbedding),
         )
-        build = PipelineBuilder(config, loaded, predictor, metrics, self.executor, self.diagnose)
+        build = PipelineBuilder(config, loaded, predictor, metrics, self.executor, self.diagnose, self.sandbox)
         shared: dict[str, Any] = {
             "checks": CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds),
             "latency_log": self.latency_log,

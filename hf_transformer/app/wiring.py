@@ -32,6 +32,7 @@ from hf_transformer.errors import ConfigError, LoadError, RequestError
 from hf_transformer.generation.build import generator_settings, make_generator
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.inputs import FIELDS
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import ALL_TASKS, TextGeneration
 from hf_transformer.generation.types import Generator, GeneratorSettings
@@ -357,6 +358,7 @@ class PipelineBuilder:
     metrics: ModelMetrics
     executor: ThreadPoolExecutor
     diagnose: Diagnose | None = None
+    sandbox: Sandbox = field(default_factory=Sandbox)
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
     def tokenizing(self, spec: ModelSpec) -> TokenizingPipeline:
@@ -399,7 +401,13 @@ class PipelineBuilder:
         config, tokenizer = self.config, model.tokenizer
         settings = replace(model.settings, scheduling=scheduler_settings(config, spec.instances, MAX_STEP_OUTPUT_BYTES))
         generator = make_generator(
-            spec, self.predictor, tokenizer, settings, executor=self.executor, metrics=self.metrics
+            spec,
+            self.predictor,
+            tokenizer,
+            settings,
+            executor=self.executor,
+            metrics=self.metrics,
+            sandbox=self.sandbox,
         )
         problems = _sampling_problems(config, model.task, generator)
         if config.adapters and not generator.takes_adapters:
@@ -409,7 +417,10 @@ class PipelineBuilder:
         if self.diagnose is not None:
             self.diagnose(ModelBinding(config, tokenizer, model.task, spec))
         timeout = config.predictor_request_timeout_seconds
-        verifier = Verifier(self.executor) if config.verify_structured_output else None
+        verifier = None
+        if config.verify_structured_output:
+            verifier = Verifier(self.sandbox.children)
+            self.sandbox.children.warm_up()
         return GenerationPipeline(
             model.task, tokenizer, generator, settings, self._options, timeout=timeout, verifier=verifier
         )

@@ -408,6 +408,18 @@ class Config:
         LIMITS, "Maximum bytes of the key-value caches of all texts in generation, for models with "
         "past_key_values. A text reserves room for its prompt and max_tokens when it begins; without room it "
         "waits, and gets 413 if it never fits.", integer(1), 2**30)
+    max_constraint_bytes: int = option(
+        LIMITS, "Maximum bytes of compiled constraints per worker, in use and cached, for models that return logits. "
+        "Without room, a request gets 429, and 413 if its constraint never fits.", integer(2**22, 2**40), 256 * 2**20)
+    max_children: int = option(
+        LIMITS, "Maximum child processes per worker that compile constraints and verify texts, one task each at a "
+        "time; a request that waits 10 s for one gets 429.", integer(1, 1024), 2)
+    child_timeout_seconds: float = option(
+        LIMITS, "Maximum CPU time of a child process for one constraint, in seconds; five times as much by the clock. "
+        "A constraint that takes longer gets 413.", SECONDS, 2.0)
+    max_child_bytes: int = option(
+        LIMITS, "Maximum memory of a child process for one constraint; one that takes more gets 413.",
+        integer(2**22, 2**40), 128 * 2**20)
 
     log_level: int = option(
         LOGGING, "Logging level: debug, info, warning, error, critical or a number.", LOG_LEVEL, 20,

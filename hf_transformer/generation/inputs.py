@@ -178,10 +178,11 @@ class TensorGenerator(Generator):
             if self._end.datatype in DATATYPES["signed"]:
                 self.supported_fields |= {"ignore_eos"}
 
-    async def prepare(self, sampling: Sampling) -> None:
+    async def prepare(self, sampling: Sampling) -> object:
         if self._takes_guide and sampling.constraint is not None and sampling.constraint.kind == "tool":
             hint = "its guided decoding has no form for calls next to other text"
             raise InvalidInput(sampling.path("constraint"), "a constraint on the whole text", hint=hint)
+        return None
 
     def _require_fit(self, problems: list[str], outputs: Collection[str] = ()) -> None:
         """Raises ContractError if the model has problems: ``problems``, invalid inputs, or datatypes that JSON can't

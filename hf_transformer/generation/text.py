@@ -110,14 +110,13 @@ class TextGenerator(TensorGenerator):
                 PARAMETERS,
             )
 
-    async def prepare(self, sampling: Sampling) -> None:
+    async def prepare(self, sampling: Sampling) -> object:
         if not self._takes_json:
-            await super().prepare(sampling)
-        elif (
-            sampling.constraint is not None and sampling.constraint.kind == "tool" and self._form != STRUCTURED_OUTPUTS
-        ):
+            return await super().prepare(sampling)
+        if sampling.constraint is not None and sampling.constraint.kind == "tool" and self._form != STRUCTURED_OUTPUTS:
             hint = f"calls next to other text need --structured_output_form={STRUCTURED_OUTPUTS}"
             raise InvalidInput(sampling.path("constraint"), "a constraint on the whole text", hint=hint)
+        return None
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text = prompt.text
