@@ -166,7 +166,7 @@ async def render_chat(service: Service, call: Call, model: GenerativeModel, para
         raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
     tools = read_tools(parameters.get("tools"), call.limits)
     shown = tools if template.supports_tools else []
-    return await render_prompt(service, call, template, parameters, shown, tool_form=_as_vllm, **_variables(parameters))
+    return await render_prompt(call, template, parameters, shown, tool_form=_as_vllm, **_variables(parameters))
 
 
 def _as_vllm(tool: Mapping[str, Json]) -> dict[str, Json]:

@@ -15,7 +15,6 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -58,8 +57,6 @@ THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts in an assistant's content that the model does not read."""
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
-MAX_INLINE_BYTES = 20_000
-"""Maximum body size for rendering the prompt on the event loop. Larger requests use a thread."""
 Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
@@ -92,7 +89,7 @@ async def prepare(
     if form.may_call and not template.supports_tools:
         hint = f"the chat template of {model.name!r} does not support them; leave them out"
         raise InvalidInput("tools", "no tools", hint=hint)
-    prompt = await render_prompt(service, call, template, parameters, tools if form.may_call else [])
+    prompt = await render_prompt(call, template, parameters, tools if form.may_call else [])
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
     return made, stream
@@ -120,7 +117,6 @@ def require_template(model: GenerativeModel) -> ChatTemplate:
 
 
 async def render_prompt(
-    service: Service,
     call: Call,
     template: ChatTemplate,
     parameters: Parameters,
@@ -146,21 +142,14 @@ async def render_prompt(
     for name in variables:
         if name in RESERVED_VARIABLES:
             raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
-    variables |= given
-    begin, continued = parameters.flag("add_generation_prompt", True), parameters.flag("continue_final_message", False)
-
-    def render() -> str:
-        return template.render(
-            messages,
-            tools=[tool_form(tool) for tool in tools] or None,
-            add_generation_prompt=begin,
-            continue_final_message=continued,
-            **variables,
-        )
-
-    if len(call.body) <= MAX_INLINE_BYTES:
-        return render()
-    return await asyncio.get_running_loop().run_in_executor(service.executor, render)
+    return await template.render_off_loop(
+        len(call.body),
+        messages,
+        tools=[tool_form(tool) for tool in tools] or None,
+        add_generation_prompt=parameters.flag("add_generation_prompt", True),
+        continue_final_message=parameters.flag("continue_final_message", False),
+        **{**variables, **given},
+    )
 
 
 # Messages

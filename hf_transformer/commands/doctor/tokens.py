@@ -36,7 +36,7 @@ def _compare(subject: Subject) -> list[Finding]:
     if tokenizer.file is None:
         return skipped(f"there is no tokenizer.json to compare with; the ids are those of {tokenizer.source}")
     try:
-        file = _as_it_is(tokenizer.file, lower_case=not config.disable_lower_case)
+        file = _as_it_is(tokenizer.file, config.max_model_file_bytes, lower_case=not config.disable_lower_case)
     except Exception as error:  # the Rust library raises bare Exception
         found = f"tokenizer.json can't be loaded by itself ({' '.join(str(error).split())[:100]})"
         return skipped(f"{found}; the ids are those of {tokenizer.source}")
@@ -55,8 +55,8 @@ def _compare(subject: Subject) -> list[Finding]:
     )
 
 
-def _as_it_is(path: Path, *, lower_case: bool) -> RustTokenizer:
-    document = read_json(path, required=True)
+def _as_it_is(path: Path, limit: int, *, lower_case: bool) -> RustTokenizer:
+    document = read_json(path, required=True, limit=limit, flag="--max_model_file_bytes")
     if not lower_case:
         document["normalizer"] = without_lower_case(document.get("normalizer"))
     file = RustTokenizer.from_buffer(orjson.dumps(document))
