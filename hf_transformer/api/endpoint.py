@@ -17,6 +17,7 @@ from hf_transformer.api.call import IGNORED, Call, context_of
 from hf_transformer.api.errors import RenderError, error_response, to_request_error
 from hf_transformer.api.service import Service
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
+from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.access_log import CLIENT_CLOSED
@@ -45,7 +46,7 @@ class Endpoint:
         self._render_error = render_error
         self.service = service
         self._methods = methods
-        self._limits = JsonLimits.of(service.max_texts, service.max_bytes, service.max_json_depth)
+        self._limits = JsonLimits.of(service.limits.max_texts, service.max_bytes, service.max_json_depth)
 
     async def __call__(self, request: Request) -> Response | Stream:
         """Answers a request; methods other than POST get status 405. Raises ClientGone."""
@@ -53,6 +54,7 @@ class Endpoint:
         answer: Response | Stream | None = None
         context = context_of(request)
         ticket = context.ticket = AdmissionTicket(service.admission)
+        context.budget = Budget(service.limits, ticket)
         trace = None
         if service.tracing is not None:
             context.headers, trace = service.tracing.begin(context.headers)

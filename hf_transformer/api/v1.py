@@ -34,7 +34,7 @@ from starlette.routing import Route
 
 from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.errors import error_json, require_few
+from hf_transformer.api.errors import error_json
 from hf_transformer.api.responses import JSON, JsonResponse, json_route, readiness, reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
@@ -60,8 +60,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
         query = parse_event(call) if structured else parse(call.json())
         query.parameters = apply_triton_parameters(query.parameters, call.context)
-        if len(query.instances) > service.max_texts:
-            require_few(query.name, query.instances, service.max_texts)  # generation checks the count after parsing
+        call.budget.few(query.name, query.instances)  # generation checks the count after parsing
         if query.parameters and wants_stream(model.task, query.parameters):
             if structured:
                 raise not_streamed()

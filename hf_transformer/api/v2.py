@@ -64,7 +64,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
     async def answer(call: Call) -> Response:
         model = service.models.choose(call.path["model"], call.context, call.path.get("version", ""))
-        request = _parse(call, service.max_texts)
+        request = _parse(call, service.limits.max_texts)
         note_unknown(request.ignored, (), call.context.ignored)
         request.parameters = apply_triton_parameters(request.parameters, call.context)
         if request.model_name or request.model_version:
@@ -119,7 +119,7 @@ def routes(service: Service) -> list[Route]:
 
     views: dict[str, Callable[[ModelDescription], Json]] = {
         "": metadata,
-        "/config": lambda model: configuration(model, service.max_instances),
+        "/config": lambda model: configuration(model, service.limits.max_instances),
         "/stats": lambda model: statistics([model], service.metrics.totals_of),
     }
     return [

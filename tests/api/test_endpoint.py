@@ -28,6 +28,7 @@ from hf_transformer.types.tensors import ModelDescription
 from tests.api.generating import counted
 from tests.api.plain_request import PlainRequest
 from tests.observability.measured import measured
+from tests.support.budgets import limits
 
 
 class Work:
@@ -42,7 +43,7 @@ class Work:
             self.admission,
             self.metrics,
             max_bytes=1000,
-            max_texts=9,
+            limits=limits(max_instances=9, max_sequences=9),
             streams=OpenStreams(),
             server_timing=server_timing,
         )

@@ -121,7 +121,7 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     def read_ids(ids: list[Json], path: str) -> TokenIds:
         return TokenIds(tuple(ids))
 
-    prompts, _ = read_texts("prompt", parameters.get("prompt"), service.max_texts, read_ids)
+    prompts, _ = read_texts("prompt", parameters.get("prompt"), call.budget, read_ids)
     if prompts == [""]:
         raise InvalidInput("prompt", "a prompt", "an empty one")
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
@@ -139,6 +139,7 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     if len(answers) > 1 and repeated > service.max_bytes:
         expected = f"other fields that take at most {service.max_bytes} bytes for all prompts (--max_request_bytes)"
         raise TooLarge("prompt", expected, str(repeated))
+    call.budget.hold(repeated, "prompt")
     return await off_loop(service.executor, call.context.tokens, lambda: reply_arrays(answers))
 
 
@@ -214,7 +215,7 @@ async def _encode(
     detail = length is not None or parameters.flag("return_token_offsets", False)
     call.context.field_names = lambda path: name if path.startswith("instances") else field_name(path)
     options = Tokenization(detail, whole=True, special_tokens=special, token_values=3 if detail else 1)
-    encodings = [windows[0] for windows in await model.encode(prompts, options)]
+    encodings = [windows[0] for windows in await model.encode(prompts, options, call.context)]
     tokens = sum(map(len, encodings))
     call.context.instances, call.context.tokens = len(prompts), tokens
     ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]

@@ -16,6 +16,7 @@ from hf_transformer.api.open_streams import shutting_down
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
+from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.model import GenerativeModel
@@ -26,7 +27,7 @@ from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
-from hf_transformer.types.request import Budget, Context
+from hf_transformer.types.request import Context
 
 
 @contextmanager
@@ -74,14 +75,14 @@ class Inference:
             response = await infer(model, request, context)
             return self.checked_size(codec.encode_infer_response(response, request))
 
-    def read(self, body: bytes, context: Context, ticket: Budget) -> tuple[Model, InferRequest]:
+    def read(self, body: bytes, context: Context, ticket: AdmissionTicket) -> tuple[Model, InferRequest]:
         """Parses a request and finds its model. Raises RequestError."""
         try:
-            request = codec.decode_infer_request(body, self.service.max_texts)
+            request = codec.decode_infer_request(body, self.service.limits.max_texts)
         except Malformed as error:
             raise InvalidInput(*error.args) from error
         ensure_request_id(context, request.id)
-        context.ticket = ticket
+        context.ticket, context.budget = ticket, Budget(self.service.limits, ticket)
         note_unknown(request.ignored, (), context.ignored)
         request.parameters = apply_triton_parameters(request.parameters, context)
         return self.service.models.choose(request.model_name, context, request.model_version), request
