@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 
 import orjson
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
+from hf_transformer.api.large_json import write_json
 from hf_transformer.errors import NotReady
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json
+from hf_transformer.types.request import Context, Json
 
 JSON = b"application/json"
 
@@ -39,9 +41,11 @@ def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]
     return Response(200, body, [(b"content-type", content_type), *headers])
 
 
-def reply_arrays(answer: Json, *headers: tuple[bytes, bytes]) -> Response:
+async def reply_arrays(
+    answer: Json, context: Context, executor: Executor | None, *headers: tuple[bytes, bytes]
+) -> Response:
     """A response with status 200 and JSON that may contain numpy arrays."""
-    return reply(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), JSON, *headers)
+    return reply(await write_json(answer, context.values, executor), JSON, *headers)
 
 
 def readiness(error: NotReady | None, about: Mapping[str, Json]) -> JsonResponse:

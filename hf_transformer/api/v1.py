@@ -35,6 +35,7 @@ from starlette.routing import Route
 from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json
+from hf_transformer.api.large_json import write_json
 from hf_transformer.api.responses import JSON, JsonResponse, json_route, readiness, reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
@@ -65,7 +66,8 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
             if structured:
                 raise not_streamed()
             return V1Stream(generative(model, "a stream"), query, call.context)
-        body = render(await model.predict(query, call.context))
+        answer = render(await model.predict(query, call.context))
+        body = await write_json(answer, call.context.values, service.executor)
         if structured:
             data = {**event_attributes(call.context.model_name), "data": orjson.Fragment(body)}
             return reply(orjson.dumps(data), EVENT)
@@ -159,7 +161,7 @@ def _decode(data: Json, call: Call) -> Json:
         raise InvalidInput(*error.args) from None
 
 
-def render(answers: Answers) -> bytes:
+def render(answers: Answers) -> dict[str, Json]:
     """Renders a predict response. Extra output tensors are flat lists with their shape, as in KServe."""
     body: dict[str, Json] = {"predictions": answers.predictions}
     if answers.outputs:
@@ -167,8 +169,7 @@ def render(answers: Answers) -> bytes:
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "data": tensor.data.ravel()}
             for tensor in answers.outputs
         ]
-    # float32 arrays of embeddings need half the digits of float64 arrays.
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return body
 
 
 def parse(payload: Json) -> Query:

@@ -21,8 +21,10 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import orjson
 from starlette.requests import Request
@@ -33,10 +35,12 @@ from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
+from hf_transformer.api.large_json import write_in_steps
 from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.responses import JsonResponse, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
+from hf_transformer.core.pipeline import INLINE_VALUES
 from hf_transformer.errors import InvalidInput, NotReady, describe
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
@@ -69,7 +73,12 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         request.parameters = apply_triton_parameters(request.parameters, call.context)
         if request.model_name or request.model_version:
             _check_named(model, call.context.model_name, request)
-        body, length = encode_infer_response(await infer(model, request, call.context), request)
+        response = await infer(model, request, call.context)
+        if call.context.values <= INLINE_VALUES:
+            body, length = encode_infer_response(response, request)
+        else:
+            write = partial(encode_infer_response, response, request, write_in_steps)
+            body, length = await asyncio.get_running_loop().run_in_executor(service.executor, write)
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
     async def list_repository(call: Call) -> Response:

@@ -79,7 +79,8 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
         "texts": texts,
         "embeddings": vectors if floats else await off_loop(service.executor, cost, lambda: by_type(vectors, types)),
     }
-    return reply_arrays({**answer, "meta": render_meta(answers, version)})
+    call.context.values *= len(types)
+    return await reply_arrays({**answer, "meta": render_meta(answers, version)}, call.context, service.executor)
 
 
 ALIASES = {"dimensions": ("output_dimension",), "prompt_name": ("input_type",)}
@@ -133,9 +134,8 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
     call.context.field_names = field_of_instance
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
-    return reply_arrays(
-        {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
-    )
+    answer = {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
+    return await reply_arrays(answer, call.context, service.executor)
 
 
 ROUTES = tuple(

@@ -62,7 +62,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     for index, piece in enumerate(pieces):
         scores = [token.logprob for token in piece.tokens[0].top]
         data.append({"index": index, "object": "score", "score": first_share(scores, softmax)})
-    return listed(call, "generative-scoring", data, call.context.tokens, len(pieces))
+    return await listed(service, call, "generative-scoring", data, call.context.tokens, len(pieces))
 
 
 def _count(query: Sequence[int], texts: Sequence[Sequence[int]], labels: Sequence[int], budget: RequestBudget) -> None:

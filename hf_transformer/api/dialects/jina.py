@@ -51,7 +51,7 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
         shown = [to_base64(vector) for vector in vectors] if base64 else vectors
         data.append({"object": "embeddings", "index": index, "embeddings": shown})
     answer = {"object": "list", "data": data, "model": call.context.model_name}
-    return reply_arrays({**answer, "usage": usage(answers)})
+    return await reply_arrays({**answer, "usage": usage(answers)}, call.context, service.executor)
 
 
 def _refuse_ids(ids: list[Json], path: str) -> Json:

@@ -59,7 +59,7 @@ async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     options = {"output_format": "kserve", "raw_scores": True, **read_truncation(parameters)}
     answers = await model.predict(Query([{"query": query, "texts": texts}], options), call.context)
     rankings = [{"index": one["index"], "logit": one["score"]} for one in answers.predictions[0]]
-    return reply_arrays({"rankings": rankings, "usage": usage(answers)})
+    return await reply_arrays({"rankings": rankings, "usage": usage(answers)}, call.context, service.executor)
 
 
 def read_text(value: Json, path: str) -> str:

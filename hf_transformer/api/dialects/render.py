@@ -140,7 +140,8 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
         expected = f"other fields that take at most {service.max_bytes} bytes for all prompts (--max_request_bytes)"
         raise TooLarge("prompt", expected, str(repeated))
     call.budget.hold(repeated, "prompt")
-    return await off_loop(service.executor, call.context.tokens, lambda: reply_arrays(answers))
+    call.context.values = call.context.tokens
+    return await reply_arrays(answers, call.context, service.executor)
 
 
 async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -153,7 +154,7 @@ async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Res
     limit = _value(parameters, "max_completion_tokens", COUNT, _value(parameters, "max_tokens", COUNT, None))
     sampling = _sampling(model, parameters, encoding, limit, top if enabled else None, "messages")
     request_id = f"chatcmpl-{_request_id(call, parameters)}"
-    return reply_arrays(_request(parameters, request_id, encoding, sampling))
+    return await reply_arrays(_request(parameters, request_id, encoding, sampling), call.context, service.executor)
 
 
 async def render_chat(service: Service, call: Call, model: GenerativeModel, parameters: Parameters) -> str:

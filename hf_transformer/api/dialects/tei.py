@@ -294,7 +294,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     body = {"predictions": [task.result() for task in tasks]}
-    return reply_arrays(body)
+    return await reply_arrays(body, call.context, service.executor)
 
 
 async def _instance(service: Service, model: Model, body: Json, index: int, call: Call) -> Json:
@@ -320,7 +320,7 @@ def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> Dialect
         model = choose_model(service, call, payload.get("model"), tasks)
         result = await run(Ask(service, model, payload, call.context, call.budget))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
-        return reply_arrays(result.body, *headers)
+        return await reply_arrays(result.body, call.context, service.executor, *headers)
 
     return _dialect_route(path=path, handle=handle, fields=frozenset(fields))
 

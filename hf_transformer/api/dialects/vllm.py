@@ -110,7 +110,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     answers = await model.predict(Query(instances, options), call.context)
     scores = [one["score"] for ranked in answers.predictions for one in sorted(ranked, key=lambda one: one["index"])]
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return listed(call, "score", data, answers.tokens)
+    return await listed(service, call, "score", data, answers.tokens)
 
 
 def _read_sides(parameters: Parameters, budget: RequestBudget) -> tuple[list[tuple[str, list[str]]], set[str]]:
@@ -159,7 +159,7 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
         {"index": index, "label": labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
         for index, row in enumerate(rows)
     ]
-    return listed(call, "classify", data, answers.tokens)
+    return await listed(service, call, "classify", data, answers.tokens)
 
 
 async def _probabilities(
@@ -198,7 +198,7 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
         {"index": index, "object": "pooling", "data": to_base64(vector) if base64 else vector}
         for index, vector in enumerate(vectors)
     ]
-    return listed(call, "pooling", data, answers.tokens)
+    return await listed(service, call, "pooling", data, answers.tokens)
 
 
 def _read_kind(parameters: Parameters, model: Model) -> str:
@@ -244,13 +244,16 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
     call.context.field_names = lambda path: "prompt" if path.startswith("instances") else field_name(path)
     [[encoding]] = await model.encode([text], options, call.context)
-    return reply_arrays(
+    call.context.values = 2 * len(encoding)
+    return await reply_arrays(
         {
             "count": len(encoding),
             "max_model_len": model.tokenizer.max_length,
             "tokens": encoding.ids,
             "token_strs": encoding.tokens if strings else None,
-        }
+        },
+        call.context,
+        service.executor,
     )
 
 
@@ -262,7 +265,7 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
     call.context.field_names = lambda path: "tokens" if path.startswith("instances") else path.replace("[0]", "", 1)
     [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, False, call.context)
-    return reply_arrays({"prompt": prompt})
+    return await reply_arrays({"prompt": prompt}, call.context, service.executor)
 
 
 def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:

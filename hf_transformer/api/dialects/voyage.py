@@ -65,7 +65,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
         for index, vectors in enumerate(answers.predictions)
     ]
     answer = {"object": "list", "data": data, "model": call.context.model_name}
-    return reply_arrays({**answer, "usage": {"total_tokens": answers.tokens}})
+    return await reply_arrays({**answer, "usage": {"total_tokens": answers.tokens}}, call.context, service.executor)
 
 
 def _embedding(index: int, vector: Any, base64: bool) -> dict[str, Json]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 
@@ -18,6 +19,7 @@ from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import AdmissionTicket
+from hf_transformer.core.pipeline import INLINE_VALUES
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
@@ -73,7 +75,16 @@ class Inference:
             ticket.enter()
             model, request = self.read(body, context, ticket)
             response = await infer(model, request, context)
-            return self.checked_size(codec.encode_infer_response(response, request))
+            return self.checked_size(await self.encode(response, request, context))
+
+    async def encode(
+        self, response: InferResponse, request: InferRequest, context: Context, *, final: bool = False
+    ) -> bytes:
+        """Serializes a response, in a thread if it is large."""
+        if context.values <= INLINE_VALUES:
+            return codec.encode_infer_response(response, request, final=final)
+        encode = partial(codec.encode_infer_response, response, request, final=final)
+        return await asyncio.get_running_loop().run_in_executor(self.service.executor, encode)
 
     def read(self, body: bytes, context: Context, ticket: AdmissionTicket) -> tuple[Model, InferRequest]:
         """Parses a request and finds its model. Raises RequestError."""

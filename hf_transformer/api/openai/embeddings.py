@@ -80,7 +80,7 @@ async def create(service: Service, call: Call) -> Response:
         for index, vector in enumerate(predictions)
     ]
     body = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
-    return reply_arrays(body)
+    return await reply_arrays(body, call.context, service.executor)
 
 
 def without_suffix(payload: Json, models: Models) -> Json:

@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import orjson
-
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     PER_TEXT,
@@ -36,7 +34,7 @@ from hf_transformer.api.dialects.fields import (
 )
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, usage
-from hf_transformer.api.responses import reply
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
@@ -82,7 +80,7 @@ async def create(service: Service, call: Call, *, shared: bool = False) -> Respo
         answer |= {"object": "list", "meta": render_meta(answers, "1", searches=1)}
         if any(field in parameters for field in VOYAGE):
             answer["data"] = as_voyage(results, parameters.flag("return_documents", False))
-    return reply(orjson.dumps({**answer, "results": results}))
+    return await reply_arrays({**answer, "results": results}, call.context, service.executor)
 
 
 def render_results(answers: Answers, parameters: Parameters) -> list[Json]:
