@@ -124,7 +124,7 @@ class ServedModel:
             Admission(100, 2**20, self.metrics),
             self.metrics,
             2**20,
-            limits(max_instances=100, max_sequences=100),
+            limits(max_instances=100, max_sequences=100, max_text_length=10_000, max_total_length=20_000),
             OpenStreams(),
             server_timing=self.timing,
         )
