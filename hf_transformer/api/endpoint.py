@@ -28,6 +28,8 @@ from hf_transformer.types.request import Context
 if TYPE_CHECKING:
     from hf_transformer.observability.tracing import Trace  # OpenTelemetry is optional
 
+UNHELD_BYTES = 64 * 1024
+"""Bytes of a response that don't count in Admission until the client has read them."""
 Handle = Callable[[Call], Awaitable[Response | TextStream]]
 """An API's handler: finds the model, parses the body, runs the model and renders the response."""
 
@@ -84,6 +86,10 @@ class Endpoint:
         except Exception as failure:
             answer = failure_response(failure, context, self._render_error)
         finally:
+            if isinstance(answer, Response) and len(answer.body) > UNHELD_BYTES:
+                ticket.keep(len(answer.body))  # a client that does not read leaves it in memory
+                answer.sent = ticket.leave
+                context.ticket = None
             if not isinstance(answer, Stream):
                 self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
         if context.ignored:

@@ -196,6 +196,12 @@ class AdmissionTicket:
                 admission.reserved_bytes -= self.reserved_bytes
                 self.reserved_bytes = self.reserved_tokens = 0
 
+    def keep(self, size: int) -> None:
+        """Releases all but ``size`` bytes, those of the answer, which another call of ``leave`` releases."""
+        self.leave()
+        self.admission.bytes += size
+        self.bytes = size
+
     def __enter__(self) -> Self:
         return self
 

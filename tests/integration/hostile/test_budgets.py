@@ -126,7 +126,7 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "/detokenize": (Row("bert", {"tokens": [1] * 110_000}, VALUES),),
     "/generative_scoring": (
         Row(GENERATION, {"query": "a " * 20_000, "items": ["b"] * 200, "label_token_ids": [1]}, COPIES),
-        Row(GENERATION, {"query": "a", "items": ["b"] * 200, "label_token_ids": [*range(900)]}, VALUES),
+        Row(GENERATION, {"query": "a", "items": ["b"] * 600, "label_token_ids": [*range(200)]}, VALUES),
     ),
     "/v1/completions/render": (
         Row(GENERATION, {"prompt": ["a"] * 2000, "stop": ["x" * 20_000]}, "--max_request_bytes"),
