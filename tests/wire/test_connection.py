@@ -356,6 +356,7 @@ async def live(rng: random.Random) -> None:
         assert wire.done, "no deadline"
     wire.close()
     await settled()
+    assert not application.unsent, "an answer's bytes are held for ever"
     assert not settings.state.connections and len({id(request) for request, _ in application.ends}) == len(
         application.ends
     )
