@@ -21,7 +21,7 @@ DEFAULT_TOP_K = 5
 """The default of transformers' fill-mask pipeline."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 """Maximum number of words, and of characters per word. The service may tokenize each word on the event loop."""
-ENTRY_BYTES, TENSOR_ENTRY_BYTES = 340, 260
+ENTRY_BYTES, TENSOR_ENTRY_BYTES = 340, 180
 """Bytes of a token's object with its probability, and in addition as an element of a tensor, each with its JSON."""
 
 

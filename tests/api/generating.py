@@ -43,8 +43,7 @@ from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.tasks.base import GenerationSettings, TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import ModelSpec
-from tests.generation.scripted import ScriptedGenerator, pipeline_of
-from tests.support.budgets import limits
+from tests.generation.scripted import LIMITS, ScriptedGenerator, pipeline_of
 from tests.support.configuring import config
 from tests.support.scripted_predictor import ScriptedPredictor
 from tests.support.triton_repository import DEMO_MODELS
@@ -124,7 +123,7 @@ class ServedModel:
             Admission(100, 2**20, self.metrics),
             self.metrics,
             2**20,
-            limits(max_instances=100, max_sequences=100, max_text_length=10_000, max_total_length=20_000),
+            LIMITS,
             OpenStreams(),
             server_timing=self.timing,
         )
