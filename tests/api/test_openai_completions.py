@@ -255,9 +255,9 @@ TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": [1] * 17}, "stop", "expected at most 16 strings, got 17"),
     ({"prompt": [[5] * 256 + ["a"]]}, "prompt[0]", "expected a prompt of at most 256 tokens, got 257"),
     (
-        {"prompt": [None] * 101},
+        {"prompt": [None] * 13},
         "prompt",
-        "expected at most 100 in a request (--max_instances, --max_sequences), got 101",
+        "expected at most 12 in a request (--max_instances, --max_sequences), got 13",
     ),
 ]
 
