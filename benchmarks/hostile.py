@@ -70,7 +70,8 @@ def windows() -> Any:
 
 
 def bodies() -> Any:
-    return {"instances": [{"inputs": [["a", "b"]] * 2048}] * 25}
+    labels = {"candidate_labels": [*"abcdefghijklmnopqrstuvwxy"]}
+    return {"instances": [{"inputs": "a", "parameters": labels}] * 2048}
 
 
 def late_chunks() -> Any:
@@ -87,6 +88,7 @@ def echo() -> Any:
 
 
 TEXT, PAIR = {"instances": ["The cat sleeps."]}, {"instances": [{"query": "a", "texts": ["b"]}]}
+LABELS = {"instances": ["a"], "parameters": {"candidate_labels": ["b"]}}
 QUESTION = {"instances": [{"question": "Who?", "context": "Anna works there."}]}
 PREDICT: Final = "/v1/models/m:predict"
 TEMPLATE: Final = "--rerank_template={{ messages[0].content }} {{ messages[1].content }}"
@@ -95,7 +97,7 @@ ROWS: Mapping[str, Row] = {
     "template": Row("/v1/rerank", template_query, 1, "cross", PAIR, ("--task=rerank", TEMPLATE)),
     "doc_stride": Row(PREDICT, strides, 40, "squad", QUESTION),
     "stride": Row(PREDICT, windows, 60, "ner", TEXT),
-    "vertex": Row("/vertex", bodies, 1, "cross", PAIR, ("--task=rerank",)),
+    "vertex": Row("/vertex", bodies, 1, "nli", LABELS, ("--task=zero_shot_classification",)),
     "fill_mask over V2": Row("/v2/models/m/infer", masks, 8, "bert", {"instances": ["a [MASK]."]}),
     "late chunking": Row(PREDICT, late_chunks, 2, "minibert_mean", TEXT),
     "echo": Row("/openai/v1/completions", echo, 1, "gpt2", TEXT),

@@ -106,6 +106,9 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "/predict": (Row(CLASSES, {"inputs": [["a"]] * 2049}, SEQUENCES, 422),),
     **dict.fromkeys(("/", "/invocations"), (Row(EMBEDDING, {"inputs": TEXTS}, SEQUENCES, 422),)),
     "/vertex": (
+        Row(
+            "nli", {"instances": [{"inputs": "a", "parameters": {"candidate_labels": [*"abcd"]}}] * 600}, SEQUENCES, 422
+        ),
         Row(RERANK, {"instances": [{"inputs": [["a", "b"]] * 500}] * 25}, "--max_", 422),
         Row(EMBEDDING, {"instances": [{"inputs": ["a"] * 500}] * 25}, "--max_", 422),
         Row(RERANK, {"instances": [{"query": LONG, "texts": ["a"] * 60}] * 25}, "--max_total_length", 422),
