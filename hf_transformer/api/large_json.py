@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from hf_transformer.core.pipeline import INLINE_VALUES
-from hf_transformer.types.request import Json
+from hf_transformer.types.request import Context, Json
 
 STEP_NUMBERS, STEP_ITEMS = 20_000, 500
 """Numbers of an array, and elements of a list, that a step writes: 1 to 5 ms."""
@@ -22,10 +22,18 @@ MAX_DEPTH = 4
 """Depth down to which the elements of lists and objects are written in steps of their own."""
 
 
-async def write_json(answer: Json, values: int, executor: Executor | None) -> bytes:
-    """Returns the JSON of an answer of about ``values`` values, which may contain numpy arrays."""
-    if values <= INLINE_VALUES:
-        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+def is_large(context: Context) -> bool:
+    """Whether the answer to a request is to be written in a thread."""
+    return context.values > INLINE_VALUES
+
+
+def write_small(answer: Json) -> bytes:
+    """Returns the JSON of an answer, which may contain numpy arrays."""
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def write_large(answer: Json, executor: Executor | None) -> bytes:
+    """Returns the JSON of an answer, written in a thread."""
     return await asyncio.get_running_loop().run_in_executor(executor, write_in_steps, answer)
 
 
@@ -42,15 +50,15 @@ def _pieces(value: Json, depth: int) -> Iterator[bytes]:
             yield from _joined(b"[", ((b"", row) for row in value), b"]", depth)
         else:
             rows = np.array_split(value, -(-value.size // STEP_NUMBERS))
-            yield b"[" + b",".join([_dumps(row)[1:-1] for row in rows]) + b"]"
+            yield b"[" + b",".join([write_small(row)[1:-1] for row in rows]) + b"]"
     elif isinstance(value, list | tuple) and value and depth < MAX_DEPTH:
         if _is_nested(value[0]):
             yield from _joined(b"[", ((b"", element) for element in value), b"]", depth)
         else:
             steps = (value[start : start + STEP_ITEMS] for start in range(0, len(value), STEP_ITEMS))
-            yield b"[" + b",".join([_dumps(step)[1:-1] for step in steps]) + b"]"
+            yield b"[" + b",".join([write_small(step)[1:-1] for step in steps]) + b"]"
     else:
-        yield _dumps(value)
+        yield write_small(value)
 
 
 def _joined(begin: bytes, members: Iterator[tuple[bytes, Json]], end: bytes, depth: int) -> Iterator[bytes]:
@@ -67,7 +75,3 @@ def _is_nested(value: Json) -> bool:
     if isinstance(value, dict):
         return any(isinstance(member, list | dict | np.ndarray) for member in value.values())
     return isinstance(value, list | tuple | np.ndarray)
-
-
-def _dumps(value: Json) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

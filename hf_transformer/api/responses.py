@@ -10,7 +10,7 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
-from hf_transformer.api.large_json import write_json
+from hf_transformer.api.large_json import is_large, write_large, write_small
 from hf_transformer.errors import NotReady
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
@@ -45,7 +45,8 @@ async def reply_arrays(
     answer: Json, context: Context, executor: Executor | None, *headers: tuple[bytes, bytes]
 ) -> Response:
     """A response with status 200 and JSON that may contain numpy arrays."""
-    return reply(await write_json(answer, context.values, executor), JSON, *headers)
+    body = await write_large(answer, executor) if is_large(context) else write_small(answer)
+    return reply(body, JSON, *headers)
 
 
 def readiness(error: NotReady | None, about: Mapping[str, Json]) -> JsonResponse:

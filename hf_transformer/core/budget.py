@@ -131,7 +131,8 @@ class Budget:
         """Counts the tokens of sequences, in place of their estimate. The tokens of windows are in Admission before."""
         self.tokens += count
         if self.ticket is not None:
-            self.ticket.charge(max(self.tokens - self._window_tokens, 0))
+            windowed = self._window_tokens
+            self.ticket.charge(max(self.tokens - windowed, 0) if windowed else self.tokens)
 
     def for_threads(self) -> Budget:
         """Returns the budget for ``windows`` and ``spans`` in threads."""
@@ -177,7 +178,8 @@ class Budget:
         if self.values > self.limits.max_answer_values:
             expected = f"at most {self.limits.max_answer_values} values in an answer (--max_answer_values)"
             raise TooLarge(path, expected, f"about {self.values}", FEWER)
-        self.hold(size, path)
+        if size:
+            self.hold(size, path)
 
     def check_values(self, count: int, path: str, name: str) -> None:
         """Raises TooLarge for more values than an answer may have, which messages call ``name``."""

@@ -77,7 +77,8 @@ class Admission:
             raise TooManyRequests(
                 f"{self.requests} requests are in flight, as many as --max_concurrent_requests allows; try again"
             )
-        self.require_tokens()
+        if self.tokens + self.reserved_tokens >= self._max_tokens:
+            self.require_tokens()
 
     def require_tokens(self, own: int = 0) -> None:
         """Raises TooManyRequests, and counts the refusal, if no token remains besides those of a request's ``own``."""

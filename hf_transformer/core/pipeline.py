@@ -134,6 +134,7 @@ class PredictivePipeline(Pipeline):
         self.task = task
         self._default_options = task.options({})
         # The pipeline skips hooks without an override, since hooks run for each text.
+        self._default_bytes = self._bytes(self._default_options, False)
         self._has_complete = _overrides(task, "complete")
         self._has_of_text = _overrides(task, "of_text")
         self._has_check = _overrides(task, "check")
@@ -142,7 +143,9 @@ class PredictivePipeline(Pipeline):
         self._has_expansion = _overrides(task, "expansion")
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        started, task, budget = perf_counter(), self.task, self._budget(context)
+        started, task, budget = perf_counter(), self.task, context.budget
+        if type(budget) is not Budget:
+            budget = Budget(self._limits)
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
         request = self._read(query, options, budget)
@@ -163,9 +166,9 @@ class PredictivePipeline(Pipeline):
         entries = self._make_entries(request, windows)
         context.instances, context.tokens, context.values = len(request.items), request.tokens, request.size
         budget.add_tokens(request.tokens)
-        size = request.size * task.value_bytes(options, tensors=query.tensors)
-        if task.repeats_texts(options):
-            size += request.characters * CHARACTER_BYTES
+        is_usual = options is self._default_options and not query.tensors
+        each, repeats = self._default_bytes if is_usual else self._bytes(options, query.tensors)
+        size = request.size * each + request.characters * repeats
         budget.add_values(request.size, size, query.name)
         encoded = perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - started, read - context.arrived, encoded - read
@@ -182,6 +185,11 @@ class PredictivePipeline(Pipeline):
         context.postprocess = perf_counter() - submission.answered
         return answers
 
+    def _bytes(self, options: Any, tensors: bool) -> tuple[int, int]:
+        """Returns the bytes of a value of the answer, and those that it has for each character of the texts."""
+        repeats = CHARACTER_BYTES if self.task.repeats_texts(options) else 0
+        return self.task.value_bytes(options, tensors=tensors), repeats
+
     async def trial(self) -> None:
         try:
             [[encoding]] = await self.tokenizer.encode_off_loop((TRIAL_TEXT,), self._executor, PLAIN)
@@ -194,11 +202,13 @@ class PredictivePipeline(Pipeline):
         task, name, instances, has_expansion = self.task, query.name, query.instances, self._has_expansion
         request = RequestState(query, options)
         items, texts, counts, total, values = request.items, request.texts, request.counts, 0, 0
-        longest, room = budget.limits.max_text_length, budget.limits.max_sequences - budget.sequences
-        most = budget.limits.max_total_length - budget.characters
+        limits = budget.limits
+        longest, room = limits.max_text_length, limits.max_sequences - budget.sequences
+        most = limits.max_total_length - budget.characters
         if not instances:
             raise InvalidInput(name, "at least one", "none")
-        budget.add_instances(len(instances), name)
+        if len(instances) + budget.instances > limits.max_instances:
+            budget.add_instances(len(instances), name)
         for index, instance in enumerate(instances):
             path = f"{name}[{index}]"
             item = task.item(instance, path, options)
@@ -216,8 +226,9 @@ class PredictivePipeline(Pipeline):
             texts += item_texts
             if len(texts) > room or total > most:
                 budget.check(name, path, len(texts), total)
-        budget.add_sequences(len(texts), name)
-        budget.add_characters(total, name)
+        budget.instances += len(instances)
+        budget.sequences += len(texts)
+        budget.characters += total
         request.characters = total
         return request
 

@@ -11,8 +11,9 @@ import orjson
 import pytest
 
 from hf_transformer.api import large_json
-from hf_transformer.api.large_json import STEP_ITEMS, STEP_NUMBERS, write_in_steps, write_json
+from hf_transformer.api.large_json import STEP_ITEMS, STEP_NUMBERS, is_large, write_in_steps, write_large
 from hf_transformer.core.pipeline import INLINE_VALUES
+from hf_transformer.types.request import Context
 
 LARGE = np.arange(2 * STEP_NUMBERS + 3, dtype=np.float32) / 7
 ANSWERS: dict[str, Any] = {
@@ -35,8 +36,13 @@ def test_the_bytes_are_those_of_a_single_call(answer: Any) -> None:
 
 def test_no_step_writes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    whole = large_json._dumps
-    monkeypatch.setattr(large_json, "_dumps", lambda value: sizes.append(len(whole(value))) or whole(value))
+    whole = large_json.write_small
+
+    def counted(value: Any) -> bytes:
+        sizes.append(len(whole(value)))
+        return whole(value)
+
+    monkeypatch.setattr(large_json, "write_small", counted)
     for name in ("numbers", "rows", "words", "objects"):
         total = len(write_in_steps(ANSWERS[name]))
         assert max(sizes) < total * 3 // 4, name
@@ -51,7 +57,10 @@ async def test_a_large_answer_is_written_in_a_thread() -> None:
             threads.append(threading.current_thread().name)
             return super().items()
 
+    context = Context("r", {})
+    for values in (INLINE_VALUES, INLINE_VALUES + 1):
+        context.values = values
+        assert is_large(context) == (values > INLINE_VALUES)
     with ThreadPoolExecutor(1, "writer") as executor:
-        for values in (INLINE_VALUES, INLINE_VALUES + 1):
-            assert await write_json(Watched(a=1), values, executor) == b'{"a":1}'
+        assert await write_large(Watched(a=1), executor) == b'{"a":1}'
     assert threads == ["writer_0"]
