@@ -35,6 +35,8 @@ _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Bidirectional formatting characters (UAX 9), which can disguise the content of a line."""
 ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*_FORGING, *_BIDI)}
 """A table for str.translate that prevents log injection by quoted foreign text."""
+QUOTES = {ord('"'): "\\x22", ord("\\"): "\\x5c"}
+"""Additions to ESCAPES for foreign text between quotes, such as a header in the access log."""
 _USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
 
 

@@ -221,7 +221,7 @@ async def _readiness_error(model: Model) -> NotReady | None:
 class ModelControl(Protocol):
     """Loads and unloads models at the predictor and in the service. Both methods raise RequestError."""
 
-    async def load(self, name: str, parameters: Mapping[str, Json]) -> None: ...
+    async def load(self, name: str) -> None: ...
     async def unload(self, name: str, parameters: Mapping[str, Json]) -> None: ...
 
 
@@ -244,6 +244,7 @@ class Service:
     limits: Limits
     streams: OpenStreams
     server_timing: bool = True
+    tokenize_timing: bool = False
     token_inputs: bool = False
     max_json_depth: int = 64
     tracing: Tracing | None = None

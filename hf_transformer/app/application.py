@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
-from hf_transformer.api.auth import ApiKeys
+from hf_transformer.api.auth import CONTROL_KEYS, ApiKeys
 from hf_transformer.api.dialects import routes as dialects
 from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.endpoint import Endpoint
@@ -91,17 +91,19 @@ def build_app(
     model_set = ModelSet(models, factory, deployed, entries, board, on_change)
     service = _service(config, models, metrics, executor, tracing, model_set if config.enable_model_control else None)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
-    grpc = grpc_server(config, service, keys)
+    control_file = config.model_control_keys_file if config.enable_model_control else None
+    control_keys = None if control_file is None else ApiKeys(control_file, CONTROL_KEYS)
+    grpc = grpc_server(config, service, keys, control_keys)
     shared_metrics = None if board is None else metrics.share(board)
-    renewing = None if keys is None else _running(keys.keep_renewing)
+    renewing = [_running(known.keep_renewing) for known in (keys, control_keys) if known is not None]
     first = None if board is None else _ready_first(models, board)
-    resources = shared_metrics, tracing, model_set, renewing, first, grpc
+    resources = shared_metrics, tracing, model_set, *renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, resources))
     # After a signal, HTTP, streams and gRPC have the same grace period.
     ends = [model_set.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
     if grpc is not None:
         ends.append(grpc.start_shutdown)
-    settings = gateway_settings(config, keys, trusted_proxies)
+    settings = gateway_settings(config, keys, trusted_proxies, control_keys)
     started = gateway(config, service, inner, settings)
     return AsgiApplication(started, inner, ends)
 
@@ -124,6 +126,7 @@ def _service(
         max_json_depth=config.max_json_depth,
         streams=OpenStreams(),
         server_timing=config.enable_server_timing,
+        tokenize_timing=config.enable_tokenize_timing,
         token_inputs=config.enable_token_inputs,
         tracing=tracing,
         executor=executor,
@@ -166,7 +169,9 @@ def call_attributes(config: Config, model: Model) -> dict[str, str | int]:
     return {**server, "http.request.method": "POST", **({"url.full": url} if infers else {})}
 
 
-def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str | None) -> GatewaySettings:
+def gateway_settings(
+    config: Config, keys: ApiKeys | None, trusted_proxies: str | None, control_keys: ApiKeys | None = None
+) -> GatewaySettings:
     """Returns the gateway's settings from the flags."""
     open_paths = health.health_paths(config.openai_route_prefix)
     if config.enable_playground:  # the page requests a key from its user
@@ -175,6 +180,7 @@ def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str 
         open_paths += [path for path, _ in pages.PLAYGROUND.files]
     return GatewaySettings(
         keys=keys,
+        control_keys=control_keys,
         hosts=None if "*" in config.allowed_hosts else AllowedHosts(config.allowed_hosts),
         origins=config.cors_allow_origin,
         access_log=config.access_log_format,
@@ -292,7 +298,9 @@ async def _ready_first(models: Models, board: WorkerBoard) -> AsyncIterator[None
     yield
 
 
-def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:
+def grpc_server(
+    config: Config, service: Service, keys: ApiKeys | None = None, control_keys: ApiKeys | None = None
+) -> GrpcServer | None:
     """Builds the gRPC server if --enable_grpc is set. Raises ConfigError if the certificate can't be read."""
     if not config.enable_grpc:
         return None
@@ -313,4 +321,4 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         age=config.grpc_max_connection_age,
         age_grace=config.grpc_max_connection_age_grace,
     )
-    return GrpcServer(service, settings, keys, config.access_log_format)
+    return GrpcServer(service, settings, keys, config.access_log_format, control_keys)

@@ -208,8 +208,8 @@ class ModelSet:
 
     # Control by clients (--enable_model_control)
 
-    async def load(self, name: str, parameters: Mapping[str, Json]) -> None:
-        """Makes the predictor load a declared model, and serves the model.
+    async def load(self, name: str) -> None:
+        """Makes the predictor load a declared model from its repository, and serves the model.
 
         Raises:
             UnknownModel: no entry declares the model.
@@ -220,7 +220,7 @@ class ModelSet:
             self._apply(self._file.value)
         config = self._config(name)
         async with self._transport(config) as transport:
-            await transport.load_model(config.predictor_model or name, parameters)
+            await transport.load_model(config.predictor_model or name, {})
         self._set_unloaded(self._unloaded - {name})
         if (task := self._changing.get(name)) is not None:
             seconds = config.predictor_request_timeout_seconds

@@ -219,7 +219,7 @@ def demonstrate(
         flags = [
             f"--predictor_host={triton.grpc_address if over_grpc else triton.http_address}",
             f"--predictor_protocol={settings.predictor_protocol}",
-            *("--enable_playground", "--enable_docs_url"),
+            *("--enable_playground", "--enable_docs_url", "--enable_tokenize_timing"),
         ]
         if len(entries) > 1:
             file = folder / "models.json"

@@ -273,8 +273,11 @@ class Config:
         SEVERAL, "Whether the service is ready when all models are, or when any is.", one_of("all", "any"), "all")
     enable_model_control: bool = option(
         SEVERAL, "Accept POST /v2/repository/models/NAME/load and /unload, over gRPC too: Triton (with "
-        "--model-control-mode=explicit) loads or unloads the model, and the service begins or ends to serve it.",
-        BOOLEAN, False)
+        "--model-control-mode=explicit) loads or unloads the model, and the service begins or ends to serve it. "
+        "Requires --model_control_keys_file.", BOOLEAN, False)
+    model_control_keys_file: str | None = option(
+        SEVERAL, "File with the keys of --enable_model_control, in the form of --api_keys_file. Loading and unloading "
+        "need one of these keys; a key of --api_keys_file does not suffice. A changed file is reloaded.", PATH)
 
     host: str = option(
         SERVER, "Address to listen on.", plain_text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
@@ -350,7 +353,7 @@ class Config:
         "--max_request_bytes counts as --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_json_depth: int = option(
         LIMITS, "Maximum nesting of JSON that a chat template renders: tools, arguments of tool calls, "
-        "chat_template_kwargs.", integer(1, 900), 64)
+        "chat_template_kwargs.", integer(1, 200), 64)  # MAX_NESTING of any JSON
     max_instances: int = option(LIMITS, "Maximum instances of a request.", integer(1), 2048)
     max_text_length: int = option(LIMITS, "Maximum characters of a text.", integer(1), 250_000)
     max_total_length: int = option(
@@ -414,7 +417,11 @@ class Config:
     max_log_len: int | None = option(
         LOGGING, "Maximum characters of a text in the log.", integer(0), default_text="unlimited")
     enable_server_timing: bool = option(
-        LOGGING, "Report the duration of each stage of a request in the header Server-Timing.", BOOLEAN, True)
+        LOGGING, "Report the duration of the stages of a request in the header Server-Timing, except tokenization.",
+        BOOLEAN, True)
+    enable_tokenize_timing: bool = option(
+        LOGGING, "Report the duration of tokenization in Server-Timing too. It tells a client which words others have "
+        "sent, unless --enable_word_cache=false.", BOOLEAN, False)
     otlp_endpoint: str | None = option(
         LOGGING, "Collector of OpenTelemetry spans, over OTLP/HTTP, such as http://collector:4318.",
         plain_text("URL", "an http:// or https:// URL", r"https?://[^\s/]+(/\S*)?"))

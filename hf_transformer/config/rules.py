@@ -51,6 +51,16 @@ def only_one(draft: Draft, pair: tuple[str, str]) -> None:
         raise ConfigError(f"{sources} exclude each other: give one of them")
 
 
+def model_control_has_keys(draft: Draft) -> None:
+    """Refuses --enable_model_control without keys: whoever loads a model decides what Triton runs."""
+    keys = "model_control_keys_file"
+    if draft.values.get("enable_model_control"):
+        if draft.values.get(keys) is None:
+            raise ConfigError(f"{draft.source('enable_model_control')} requires --{keys}, a file with one key per line")
+    elif keys in draft.settings:
+        draft.ignore(keys, "--enable_model_control is not given")
+
+
 def distinct_names(draft: Draft) -> None:
     """Refuses an alias or adapter with another name of the model."""
     options = {draft.values.get("model_name", DEFAULT_NAME): "model_name"}
@@ -200,6 +210,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     mention_ignored,
     partial(only_one, pair=("return_probabilities", "return_raw_logits")),
     partial(only_one, pair=("models", "model_repository")),
+    model_control_has_keys,
     distinct_names,
     one_model,
     hidden_token,

@@ -19,6 +19,7 @@ from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.masks import IS_INSTALLED, ByteMatcher, extra_hint
 from hf_transformer.generation.tools import ToolCallParser
+from hf_transformer.protocol.json_text import MAX_NESTING, nesting_of
 from hf_transformer.types.request import Json
 
 MAX_STEPS: Final = 100_000
@@ -84,6 +85,8 @@ class Verifier:
             value = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             return f"invalid JSON: {error}"
+        if nesting_of(text.encode()) > MAX_NESTING:  # orjson writes at most 254 levels
+            return f"its lists and objects are nested deeper than {MAX_NESTING}"
         if _has_patterns(schema):
             constraint = Constraint.of("json_schema", schema)
             return (

@@ -113,6 +113,25 @@ def comparable(answer: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": 1}, {"return_token_offsets": True}], ids=str)
+@pytest.mark.parametrize("ids", [[1, "a"], [1, None], [1, 1.5], [1, [2]], [1, {}], [-1], [2**40], [2**64 - 1]], ids=str)
+async def test_lists_with_anything_but_token_ids_are_refused(ids: list[Any], more: dict[str, Any]) -> None:
+    async with without_predictor(PLAIN) as client:
+        for prompt in (ids, [ids], [[1, 2], ids]):
+            response = await client.post(COMPLETIONS, json={"prompt": prompt, **more})
+            assert response.status_code == 400 and "prompt" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions/render", "/v1/chat/completions/render"])
+async def test_a_deep_value_that_is_repeated_is_refused(path: str) -> None:
+    deep = b"[" * 300 + b"]" * 300
+    async with without_predictor(PLAIN) as client:
+        for field in (b"kv_transfer_params", b"logit_bias", b"structured_outputs"):
+            body = b'{"prompt":"a","messages":[{"role":"user","content":"a"}],"%b":{"a":%b}}' % (field, deep)
+            response = await client.post(path, content=body)
+            assert response.status_code == 413 and "nested at most 200 deep" in response.json()["error"]["message"]
+
+
 async def test_a_router_sends_what_its_clients_send() -> None:
     """llm-d's token-producer leaves out false and empty fields, and reads token_ids and features."""
     async with without_predictor(PLAIN) as client:

@@ -13,7 +13,11 @@ from hf_transformer.config.options import IGNORED, Config, all_options, default_
 from tests.support.configuring import PATHS, config, error, example, least, notes, parse
 
 SIMPLE = [option for option in options_of(Config) if option.name not in ("predictor_host", "predictor_port")]
-PARTNER = {"ssl_certfile": "--ssl_keyfile", "ssl_keyfile": "--ssl_certfile"}
+PARTNER = {
+    "ssl_certfile": "--ssl_keyfile",
+    "ssl_keyfile": "--ssl_certfile",
+    "enable_model_control": "--model_control_keys_file",
+}
 BAD = {
     "model_name": "a/b",
     "model_dir": "s3://bucket/model",
@@ -92,7 +96,7 @@ def test_only_a_boolean_flag_may_be_bare(option: Option) -> None:
         return
 
     def value(*argv: str) -> object:
-        return getattr(config(*argv), option.name)
+        return getattr(config(*argv, *partner(option)), option.name)
 
     assert value(option.flag) is value(option.flag, "--workers=1") is True
     for word, expected in (("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("off", False)):

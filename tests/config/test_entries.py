@@ -361,8 +361,8 @@ def test_options_of_a_model_and_of_the_service() -> None:
         *("Model and tokenizer", "Answers", "Text generation", "Predictor")
     ]
     several = [option.name for option in options_of(Config) if option.group == "Several models"]
-    assert several == ["models", "model_repository", "ready_when", "enable_model_control"]
-    parsed, logged = parse("--ready_when=ANY", "--enable_model_control")
+    assert several == ["models", "model_repository", "ready_when", "enable_model_control", "model_control_keys_file"]
+    parsed, logged = parse("--ready_when=ANY", "--enable_model_control", "--model_control_keys_file=keys")
     assert (parsed.ready_when, parsed.enable_model_control, logged) == ("any", True, [])
     assert notes("--predictor_model=x") == []
 

@@ -303,11 +303,14 @@ def test_a_removed_model_finishes_its_requests(
 def test_clients_load_and_unload_models(serve: Serve, triton: LocalTriton, tmp_path: Path, workers: int) -> None:
     own = {"model_name": "own", "predictor_model": "bert_int32", "model_dir": str(REPOSITORY / "bert")}
     serve.load("bert_int32")
-    flags = ("--enable_model_control", f"--workers={workers}")
+    (keys := tmp_path / "control-keys").write_text("operator-key\n")
+    flags = ("--enable_model_control", f"--model_control_keys_file={keys}", f"--workers={workers}")
+    key = {"x-api-key": "operator-key"}
     try:
         with several(serve, triton, tmp_path / "models.json", [*entries_of("fill_mask"), own], *flags) as service:
             service.wait_until("/v2/health/ready")
-            assert service.client.post("/v2/repository/models/own/unload").status_code == 200
+            assert service.client.post("/v2/repository/models/own/unload").status_code == 401
+            assert service.client.post("/v2/repository/models/own/unload", headers=key).status_code == 200
             for _ in range(3):  # other workers follow
                 assert poll(lambda: state(service, "own")["state"] == "UNAVAILABLE", CHANGE_SECONDS)
             assert poll(lambda: answers(service, "own", FILL) == 503, CHANGE_SECONDS)
@@ -319,11 +322,11 @@ def test_clients_load_and_unload_models(serve: Serve, triton: LocalTriton, tmp_p
                     pb.RepositoryModelLoadRequest.SerializeToString,
                     pb.RepositoryModelLoadResponse.FromString,
                 )
-                load(pb.RepositoryModelLoadRequest(model_name="own"))
+                load(pb.RepositoryModelLoadRequest(model_name="own"), metadata=tuple(key.items()))
                 with pytest.raises(grpc.RpcError, match="expected a declared model"):
-                    load(pb.RepositoryModelLoadRequest(model_name="nobody"))
+                    load(pb.RepositoryModelLoadRequest(model_name="nobody"), metadata=tuple(key.items()))
             assert poll(lambda: answers(service, "own", FILL) == ["paris"], CHANGE_SECONDS)
-            assert service.client.post("/v2/repository/models/nobody/load").status_code == 404
+            assert service.client.post("/v2/repository/models/nobody/load", headers=key).status_code == 404
     finally:
         serve.forget("bert_int32")
 

@@ -216,11 +216,11 @@ async def _encode(
     detail = length is not None or parameters.flag("return_token_offsets", False)
     call.context.field_names = lambda path: name if path.startswith("instances") else field_name(path)
     options = Tokenization(detail, whole=True, special_tokens=special, token_values=3 if detail else 1)
-    encodings = [windows[0] for windows in await model.encode(prompts, options, call.context)]
-    tokens = sum(map(len, encodings))
-    call.context.instances, call.context.tokens = len(prompts), tokens
+    # The details of an encoding look up each id, so the ids have to be checked before.
     ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]
-    await off_loop(service.executor, tokens, lambda: check_ids(ids, name, tokenizer))
+    await off_loop(service.executor, sum(len(prompt.ids) for prompt in ids), lambda: check_ids(ids, name, tokenizer))
+    encodings = [windows[0] for windows in await model.encode(prompts, options, call.context)]
+    call.context.instances, call.context.tokens = len(prompts), sum(map(len, encodings))
     if length is None:
         return encodings
     return [_truncate(encoding, length, side) for encoding in encodings]
