@@ -37,15 +37,23 @@ Handle = Callable[[Call], Awaitable[Response | TextStream]]
 class Endpoint:
     """A POST route. ``api`` is the API label in metrics, and ``render_error`` renders error bodies.
 
-    ``methods`` lists the methods of the path, for errors, if it has other routes too.
+    ``methods`` lists the methods of the path, for errors, if it has other routes too. ``status`` returns the API's
+    status of an error; None for the service's own.
     """
 
     def __init__(
-        self, api: str, handle: Handle, render_error: RenderError, service: Service, methods: str = "POST"
+        self,
+        api: str,
+        handle: Handle,
+        render_error: RenderError,
+        service: Service,
+        methods: str = "POST",
+        status: Callable[[RequestError], int] | None = None,
     ) -> None:
         self._api = api
         self._handle = handle
         self._render_error = render_error
+        self._status = status
         self.service = service
         self._methods = methods
         self._limits = JsonLimits.of(service.limits.max_texts, service.max_bytes, service.max_json_depth)
@@ -84,7 +92,7 @@ class Endpoint:
         except (asyncio.CancelledError, ClientGone):
             raise
         except Exception as failure:
-            answer = failure_response(failure, context, self._render_error)
+            answer = failure_response(failure, context, self._render_error, self._status)
         finally:
             if isinstance(answer, Response) and len(answer.body) > UNHELD_BYTES:
                 ticket.keep(len(answer.body))  # a client that does not read leaves it in memory

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
-from starlette.routing import compile_path
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from hf_transformer.api.auth import API, CONTROL_PATH, HEADERS, ApiKeys, open_paths
-from hf_transformer.api.call import new_request_id
+from hf_transformer.api.call import new_request_id, path_pattern
 from hf_transformer.api.errors import RenderError, error_response
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.access_log import AccessRecord, check_format, write_line
@@ -43,9 +42,9 @@ class Router:
         self._templates: list[tuple[re.Pattern[str], str, Handler]] = []
         self._endpoints: list[tuple[str, Handler, list[str]]] = []
         for template, handler in endpoints:
-            pattern, _, parameters = compile_path(template)
+            pattern = path_pattern(template)
             self._templates.append((pattern, template, handler))
-            self._endpoints.append((template, handler, list(parameters)))
+            self._endpoints.append((template, handler, list(pattern.groupindex)))
         self.use_models(models)
 
     def use_models(self, models: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 
 import orjson
@@ -10,6 +10,7 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
+from hf_transformer.api.call import path_pattern
 from hf_transformer.api.large_json import is_large, write_large, write_small
 from hf_transformer.errors import NotReady
 from hf_transformer.types.http import Response
@@ -33,7 +34,14 @@ def json_route(path: str, answer: Callable[..., Json]) -> Route:
     async def show(request: StarletteRequest) -> JsonResponse:
         return JsonResponse(answer(**request.path_params))
 
-    return Route(path, show)
+    return get_route(path, show)
+
+
+def get_route(path: str, show: Callable[[StarletteRequest], Awaitable[StarletteResponse]]) -> Route:
+    """Creates a GET route whose path may have the name of a model."""
+    route = Route(path, show)
+    route.path_regex = path_pattern(path)
+    return route
 
 
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:

@@ -38,7 +38,7 @@ from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.large_json import write_in_steps
 from hf_transformer.api.openai.fields import GENERATION
-from hf_transformer.api.responses import JsonResponse, json_route, readiness, reply
+from hf_transformer.api.responses import JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.core.pipeline import INLINE_VALUES
@@ -128,9 +128,9 @@ def routes(service: Service) -> list[Route]:
         return lambda **path: render(find(**path).describe())
 
     views: dict[str, Callable[[ModelDescription], Json]] = {
-        "": metadata,
         "/config": lambda model: configuration(model, service.limits.max_instances),
         "/stats": lambda model: statistics([model], service.metrics.totals_of),
+        "": metadata,  # the last, since a name may have slashes
     }
     return [
         *[json_route(path, lambda: SERVER_METADATA) for path in ("/v2", "/v2/")],
@@ -138,7 +138,7 @@ def routes(service: Service) -> list[Route]:
         Route("/v2/health/ready", ready),
         json_route("/v2/models", lambda: {"models": models.names}),
         json_route("/v2/models/stats", lambda: statistics(ready_models(models), service.metrics.totals_of)),
-        *[Route(f"{path}/ready", model_ready) for path in V2_PATHS],
+        *[get_route(f"{path}/ready", model_ready) for path in V2_PATHS],
         *[json_route(f"{path}{end}", by_path(render)) for path in V2_PATHS for end, render in views.items()],
     ]
 

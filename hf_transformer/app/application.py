@@ -239,10 +239,10 @@ def starlette_app(
     )
     routes: list[BaseRoute] = [
         *health.routes(service, prefix, "playground" if config.enable_playground else None),
-        *v1.routes(service, openai.shared_cards(service, prefix)),
+        *info.routes(service, info_settings),  # before V1's, since a name may have slashes
+        *v1.routes(service, openai.model_cards(service.models)),
         *v2.routes(service),
         *openai.routes(service, prefix),
-        *info.routes(service, info_settings),
         documents.route,
     ]
     if config.enable_docs_url or config.enable_playground:

@@ -34,7 +34,14 @@ from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel
 from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile, identity
-from hf_transformer.errors import NotReady, PredictorTimeout, TransformerError, UnknownModel
+from hf_transformer.errors import (
+    LoadError,
+    NotReady,
+    PredictorTimeout,
+    TransformerError,
+    UnknownModel,
+    without_folders,
+)
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -371,14 +378,19 @@ class ModelSet:
         return is_ready
 
     async def _report(self, name: str, error: Exception) -> None:
-        """Reports a model that can't be loaded. A deployed model of this name stays."""
+        """Reports a model that can't be loaded. A deployed model of this name stays.
+
+        The log has the whole error. Clients get it without the server's folders.
+        """
         if isinstance(error, TransformerError):
-            reason = str(error)
+            text, target = error.message if isinstance(error, LoadError) else str(error), self._target(name)
+            reason = without_folders(text, "" if target is None else target.config.model_dir)
         else:
             reason = f"internal error: {type(error).__name__}"
         if self._models.errors.get(name) != reason:
             exc_info = None if isinstance(error, TransformerError) else error
-            logger.error("model %r can't be loaded, retrying: %s", name, reason, exc_info=exc_info)
+            shown = error if isinstance(error, TransformerError) else reason
+            logger.error("model %r can't be loaded, retrying: %s", name, shown, exc_info=exc_info)
         self._models.errors[name] = reason
         if name in self._models.absent:
             self._models.absent[name] = f"it can't be loaded: {reason}"

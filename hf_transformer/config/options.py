@@ -41,8 +41,15 @@ SEVERAL, SERVER, LIMITS, LOGGING = "Several models", "Server", "Limits", "Loggin
 PATH = plain_text("FILE", "the path of a file")
 SECONDS = number(0, 10**6, metavar="SECONDS")
 AGE = number(0, 10**6, zero=True, metavar="SECONDS")
-MODEL_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
-MODEL_NAMES = name_list("NAME,...", "different names without / ? # %, separated by commas", r"[^/?#%]+")
+PREDICTOR_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
+PATH_WORDS = "config generate generate_stream infer info load ready stats unload versions".split()
+"""Ends of the model routes. A name such as bert/infer would have the path of another route."""
+_PART = r"(?!\.{1,2}(?:/|$))[^\s/?#%]+"
+_NAME = rf"(?!.*:(?:predict|tokenize|detokenize|explain)$){_PART}(?:/(?!(?:{'|'.join(PATH_WORDS)})(?:/|$)){_PART})*"
+MODEL_NAME = plain_text("NAME", "a name without spaces, ? # % and ends of routes such as /infer, :predict", _NAME)
+MODEL_NAMES = name_list(
+    "NAME,...", "different names without ? # % and ends of routes such as /infer, :predict, separated by commas", _NAME
+)
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
 
 HOST_NAME = r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]?"
@@ -84,7 +91,8 @@ class Config:
 
     # fmt: off
     model_name: str = option(
-        MODEL, "Name of the model in URL paths and on the predictor.", MODEL_NAME, DEFAULT_NAME,
+        MODEL, "Name of the model in URL paths and on the predictor. A name with slashes, such as "
+        "BAAI/bge-small-en-v1.5, needs --predictor_model.", MODEL_NAME, DEFAULT_NAME,
         variables=["INFERENCE_SERVICE_NAME"])
     aliases: tuple[str, ...] = option(
         MODEL, "Further names of the model in URL paths and in OpenAI's field model.", MODEL_NAMES, (), many=True)
@@ -199,7 +207,7 @@ class Config:
         "after http:// or https://.",
         plain_text("HOST[:PORT]"), MISSING, variables=["PREDICTOR_HOST"])
     predictor_model: str | None = option(
-        PREDICTOR, "Name of the model on the predictor, if it differs.", MODEL_NAME, default_text="--model_name")
+        PREDICTOR, "Name of the model on the predictor, if it differs.", PREDICTOR_NAME, default_text="--model_name")
     predictor_port: int | None = option(
         PREDICTOR, "Port of Triton, if --predictor_host has none.", integer(1, 65535), variables=["PREDICTOR_PORT"],
         default_text="80, or 443 with TLS")

@@ -71,6 +71,14 @@ def distinct_names(draft: Draft) -> None:
         options |= dict.fromkeys(draft.values.get(option, ()), option)
 
 
+def name_at_predictor(draft: Draft) -> None:
+    """Requires another name at the predictor for a name with a slash, which Triton's folders can't have."""
+    name = draft.values.get("model_name", DEFAULT_NAME)
+    if "/" in name and not draft.values.get("predictor_model") and draft.values.get("predictor_protocol") != "none":
+        if not draft.settings.keys() & {"models", "model_repository"}:
+            raise draft.settings["model_name"].error("a name without /, or --predictor_model with its name in Triton")
+
+
 def one_model(draft: Draft) -> None:
     """Prefers --model_id to --model_dir, as KServe does, and the folders of a repository to both. The tokenizer's
     revision defaults to the model's."""
@@ -212,6 +220,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     partial(only_one, pair=("models", "model_repository")),
     model_control_has_keys,
     distinct_names,
+    name_at_predictor,
     one_model,
     hidden_token,
     predictor_address,

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Final
 
 from hf_transformer.core.limits import AdmissionTicket, Limits
-from hf_transformer.errors import TooLarge
+from hf_transformer.errors import ContextLengthExceeded, TooLarge
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TextInput
@@ -80,28 +80,31 @@ class Budget:
             expected = f"at most {self.limits.max_total_length} characters in all texts (--max_total_length)"
             raise TooLarge(path, expected, str(self.characters))
 
-    def check_text(self, length: int, path: str) -> None:
-        """Raises TooLarge for a text of too many characters."""
+    def check_text(self, length: int, path: str, max_length: int) -> None:
+        """Raises ContextLengthExceeded for a text of too many characters. The model reads ``max_length`` tokens."""
         if length > self.limits.max_text_length:
             expected = f"at most {self.limits.max_text_length} characters (--max_text_length)"
-            raise TooLarge(path, expected, str(length))
+            raise ContextLengthExceeded(path, expected, str(length), limit=max_length, counted=False)
 
     def check_copies(self, count: int, path: str, name: str) -> None:
         """Raises TooLarge for copies of texts of more than --max_total_length, counted in the unit ``name``."""
         if count > self.limits.max_total_length:
             raise TooLarge(path, f"at most {self.limits.max_total_length} {name} (--max_total_length)", str(count))
 
-    def add_texts(self, texts: Sequence[TextInput], path: str, *, single: bool = False, times: int = 1) -> int:
+    def add_texts(
+        self, texts: Sequence[TextInput], path: str, max_length: int, *, single: bool = False, times: int = 1
+    ) -> int:
         """Counts texts that become ``times`` sequences each. Returns the number of characters of all texts, once each.
 
-        ``path`` is the field of the list, or of its only text if ``single`` is set.
+        ``path`` is the field of the list, or of its only text if ``single`` is set. The model reads ``max_length``
+        tokens.
         """
         self.add_instances(len(texts), path)
         total = 0
         for index, text in enumerate(texts):
             length = characters(text)
             if length > self.limits.max_text_length:
-                self.check_text(length, path if single else f"{path}[{index}]")
+                self.check_text(length, path if single else f"{path}[{index}]", max_length)
             total += length
         self.add_characters(total * times, path)
         return total

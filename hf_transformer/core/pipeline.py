@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.scheduler import Entry, Scheduler
-from hf_transformer.errors import InvalidInput, NoPredictor, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, NoPredictor, TooLarge
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.tasks.base import VALUE_BYTES, Task
 from hf_transformer.tokenizer.engine import characters
@@ -83,7 +83,7 @@ class Pipeline(ABC):
         """
         budget = self._budget(context)
         # Alone, since the texts of generative scoring are counted again when they become prompts.
-        budget.expect(Budget(budget.limits).add_texts(texts, "instances"))
+        budget.expect(Budget(budget.limits).add_texts(texts, "instances", self.tokenizer.max_length))
         if options.token_values:
             options = replace(options, max_tokens=budget.most_tokens(options.token_values))
         encodings = await self.tokenizer.encode_off_loop(texts, self._executor, options)
@@ -219,7 +219,8 @@ class PredictivePipeline(Pipeline):
             for text in item_texts:
                 length = len(text) if type(text) is str else characters(text)
                 if length > longest:
-                    budget.check_text(length, task.text_path(path, item_texts.index(text)))
+                    text_path = task.text_path(path, item_texts.index(text))
+                    budget.check_text(length, text_path, self.tokenizer.max_length)
                 total += length
             items.append(item)
             counts.append(len(item_texts))
@@ -288,11 +289,13 @@ class PredictivePipeline(Pipeline):
                     if encoding.truncated:
                         truncated.add(index)
                         if task.overflow(request.options) == "error":
-                            raise TooLarge(
+                            raise ContextLengthExceeded(
                                 task.text_path(path, number),
                                 f"at most {len(encoding)} tokens, since the text must not be truncated "
                                 "(--on_overflow=error, or truncation: false)",
                                 "more",
+                                limit=self.tokenizer.max_length,
+                                counted=False,
                             )
                     task.check(encoding, path)
         if truncated:

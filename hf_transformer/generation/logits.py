@@ -21,7 +21,7 @@ from hf_transformer.core.scheduler import Entry, Scheduler, SchedulerSettings
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.generation.cache import BYTES_PER_COST, Cache, CacheTensor, cache_bytes, past_input
 from hf_transformer.generation.logits_signature import CACHE_BRANCH, LogitsSignature, fit_logits
-from hf_transformer.generation.masks import GrammarCompiler, TokenMask, extra_hint
+from hf_transformer.generation.masks import ABSENT, GrammarCompiler, TokenMask
 from hf_transformer.generation.sampling import TokenSampler, score_prompt
 from hf_transformer.generation.types import (
     FinishReason,
@@ -461,7 +461,7 @@ class LogitsGenerator(Generator):
         self._executor = executor
         if grammars is None:
             self.supported_fields -= {"constraint"}
-            self.hints = {**self.hints, "constraint": extra_hint()}
+            self.hints = {**self.hints, "constraint": ABSENT}
         self._signature = signature = fit_logits(spec, tokenizer, settings)
         if signature.encoder_decoder or not signature.all_positions:
             self.supported_fields -= {"prompt_logprobs"}

@@ -45,8 +45,12 @@ MAX_REASON: Final = 300
 """Maximum number of characters of the library's reason in an error message."""
 
 
+ABSENT: Final = "the service runs without llguidance, which holds texts to a form"
+"""The reason for a client; the remedy is in the log, since it may name a folder of the server."""
+
+
 def extra_hint() -> str:
-    """Returns the remedy for a missing llguidance."""
+    """Returns the remedy for a missing llguidance, for the operator."""
     return f"the service needs llguidance for that: {install_command('structured')} (the slim image has none)"
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.pipeline import TRIAL_TEXT, Pipeline, PipelineOptions
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stream import LOGPROB_BYTES, Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
@@ -165,7 +165,8 @@ class GenerationPipeline(Pipeline):
         input, and with ``echo`` in the answer.
         """
         sampling, prompts, limit = request.sampling, request.prompts, budget.limits.max_sequences
-        length = budget.add_texts(prompts, request.name, single=request.single, times=sampling.n)
+        longest = self._settings.max_length
+        length = budget.add_texts(prompts, request.name, longest, single=request.single, times=sampling.n)
         count = len(prompts) * sampling.n
         if count > limit:
             each = f"{len(prompts)} with {sampling.names.get('n', 'n')}={sampling.n}"
@@ -234,7 +235,7 @@ class GenerationPipeline(Pipeline):
         most = limit if start else limit - (sampling.max_tokens != 0)
         if size > most or len(start) >= limit:
             hint = "" if start else f"the model's {limit} tokens include the new ones"
-            raise TooLarge(path, f"a prompt of at most {most} tokens", str(size), hint)
+            raise ContextLengthExceeded(path, f"a prompt of at most {most} tokens", str(size), hint, limit=limit)
         room = limit - used
         if sampling.max_tokens is not None:
             room = min(room, sampling.max_tokens)

@@ -363,9 +363,9 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
         import transformers
     except ImportError as exc:
         raise LoadError(
-            f"transformers has to load the tokenizer in {folder} ({reason}):"
-            f" {install_command('transformers')} (the slim image has none), or save a tokenizer.json there, as"
-            " AutoTokenizer.from_pretrained(...).save_pretrained(...) does"
+            f"transformers has to load the tokenizer in {folder} ({reason})",
+            f": {install_command('transformers')} (the slim image has none), or save a tokenizer.json there, as"
+            " AutoTokenizer.from_pretrained(...).save_pretrained(...) does",
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}

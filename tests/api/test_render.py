@@ -33,9 +33,8 @@ USER = {"role": "user", "content": "What is the capital of france?"}
 GOLDENS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "goldens" / "vllm_render.json").read_text(encoding="utf-8")
 )["cases"]
-OWN_STATUS = {"too long": 413, "unknown id": 400}
-"""Statuses of the service that differ from vLLM's: too long a text is 413 in all of its APIs, and vLLM's render server
-leaves unknown ids to the model's server."""
+OWN_STATUS = {"unknown id": 400}
+"""Statuses of the service that differ from vLLM's, whose render server leaves unknown ids to the model's server."""
 DEFAULTS: dict[str, Any] = {
     **{"n": 1, "top_k": 0, "max_tokens": 16, "skip_clone": True, "stop": [], "stop_token_ids": [], "bad_words": []},
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), 0.0),

@@ -15,7 +15,8 @@ from hf_transformer.errors import ConfigError
 from tests.support.configuring import HOST, config, error, notes, parse
 
 TOKEN = "hf_secret"
-NAMES = "different names without / ? # %, separated by commas"
+NAME = "a name without spaces, ? # % and ends of routes such as /infer, :predict"
+NAMES = "different names without ? # % and ends of routes such as /infer, :predict, separated by commas"
 SHAPE = "FILE: expected a list of models, or only the key models with one, got "
 
 
@@ -192,7 +193,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str | bytes, me
         ("aliases: [x, null]", f"aliases: expected {NAMES}, got null"),
         ("aliases: [x, 'y z']", f"aliases: expected {NAMES}, got 'x,y z'"),
         ("aliases: [x, x]", f"aliases: expected {NAMES}, got 'x,x'"),
-        ("aliases: [x/y]", f"aliases: expected {NAMES}, got 'x/y'"),
+        ("aliases: [x/ready]", f"aliases: expected {NAMES}, got 'x/ready'"),
         ("max_model_len: many", "max_model_len: expected an integer of 1 or more, got 'many'"),
         ("max-length: 0", "max-length: expected an integer of 1 or more, got '0'"),
         ("do_sample: 2", "do_sample: expected true or false (or 1/0, yes/no, on/off), got '2'"),
@@ -228,7 +229,7 @@ def test_numbers_may_be_names_and_yaml_s_words_booleans(tmp_path: Path) -> None:
 
 
 def test_a_wrong_name_is_named_once(tmp_path: Path) -> None:
-    expected = "model_name: expected a name without spaces and / ? # %"
+    expected = f"model_name: expected {NAME}"
     assert refusal(tmp_path, "- model_name: a b") == f"FILE: models[0] (a b): {expected}, got 'a b'"
     assert refusal(tmp_path, "- model_name: null") == f"FILE: models[0]: {expected}, got null"
     assert refusal(tmp_path, '- model_name: "a\\nb"') == f"FILE: models[0]: {expected}, got 'a\\nb'"
@@ -306,7 +307,7 @@ def test_every_folder_of_a_repository_with_a_tokenizer_is_a_model(tmp_path: Path
         for name in ("a", "b", "old")
     ]
     reasons = {
-        "a b": "expected a name without spaces and / ? # %",
+        "a b": f"expected {NAME}",
         "broken": f"{tmp_path}/broken/tokenizer_config.json is not valid JSON: unexpected end of data: line 1 column 2 "
         "(char 1)",
         "plain": "no config.json",

@@ -238,7 +238,7 @@ def test_routes_of_the_server_list_models_and_extensions(serve: Serve) -> None:
     for path, answer in (
         ("/", {"status": "alive"}),
         ("/v1/models", {"models": ["bert"]}),
-        ("/v1/models/bert", {"name": "bert", "ready": True}),
+        ("/v2/models/bert/ready", {"name": "bert", "ready": True}),
         ("/v2/health/live", {"live": True}),
         ("/v2/health/ready", {"ready": True}),
         ("/v2/models", {"models": ["bert"]}),

@@ -67,7 +67,7 @@ def test_ten_models_answer_as_ten_services_do(serve: Serve, triton: LocalTriton,
     with several(serve, triton, tmp_path / "models.json", entries_of(*EXAMPLES)) as service:
         service.wait_until("/v2/health/ready")
         names = [example.name for example in EXAMPLES.values()]
-        assert service.client.get("/v1/models").json() == {"models": names}
+        assert service.client.get("/v1/models").json()["models"] == names
         assert service.client.get("/v2/models").json() == {"models": names}
         cards = service.client.get("/openai/v1/models").json()["data"]
         assert [card["id"] for card in cards] == names
@@ -123,7 +123,7 @@ def test_aliases_answer_under_the_name_that_was_asked(serve: Serve, triton: Loca
     with several(serve, triton, tmp_path / "models.json", [bert | {"aliases": ["old", "older"]}]) as service:
         service.wait_until("/v2/health/ready")
         assert service.predict([FILL], model="older") == ["paris"]
-        assert service.client.get("/v1/models").json() == {"models": ["bert", "old", "older"]}
+        assert service.client.get("/v1/models").json()["models"] == ["bert", "old", "older"]
         tensors = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [FILL]}]}
         infer = service.client.post("/v2/models/old/infer", json=tensors).json()
         assert infer["model_name"] == "old" and infer["outputs"][0]["data"] == ["paris"]
@@ -293,7 +293,7 @@ def test_a_removed_model_finishes_its_requests(
             asking.start()
             assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, CHANGE_SECONDS)
             write(path, [])
-            assert poll(lambda: service.client.get("/v1/models").json() == {"models": []}, CHANGE_SECONDS)
+            assert poll(lambda: service.client.get("/v1/models").json()["models"] == [], CHANGE_SECONDS)
         asking.join()
         assert found == [{"predictions": ["paris"] * 40}]
         assert message_of(service.client.get("/v1/models/slow"), 404).endswith("got 'slow'")
@@ -347,8 +347,46 @@ def test_folders_with_a_tokenizer_are_served(serve: Serve, triton: LocalTriton, 
         service.wait_until("/v2/models/bert/ready")
         (folder / "sentiment").symlink_to(REPOSITORY / "sentiment")
         assert poll(lambda: (state(service, "sentiment") or {}).get("state") == "READY", CHANGE_SECONDS)
-        assert service.client.get("/v1/models").json() == {"models": ["bert", "sentiment"]}
+        assert service.client.get("/v1/models").json()["models"] == ["bert", "sentiment"]
         (folder / "sentiment").unlink()
         assert poll(lambda: state(service, "sentiment") is None, CHANGE_SECONDS)
         assert service.stop() == 0
         assert service.log.count("ensemble is not served: no config.json") == 1
+
+
+def test_a_client_s_error_names_no_folder_of_the_server(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    """The log has the folders, and the commands that mend a model."""
+    home = tmp_path / "a folder" / "models"
+    broken = {"json": "{", "array": "[]", "bare": '{"architectures": ["BertForMaskedLM"]}'}
+    for name, content in broken.items():
+        (home / name).mkdir(parents=True)
+        (home / name / "config.json").write_text(content)
+    slow = home / "slow"
+    slow.mkdir()
+    (slow / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
+    (slow / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
+    (slow / "vocab.json").write_text("{}")
+    (slow / "merges.txt").write_text("")
+    entries = [{"model_name": name, "model_dir": str(home / name)} for name in (*broken, "slow", "absent")]
+    entries.append(
+        {"model_name": "template", "model_dir": str(REPOSITORY / "gpt2"), "chat_template": f"{home}/x.jinja"}
+    )
+    with several(serve, triton, tmp_path / "models.json", entries) as service:
+        for item in entries:
+            name = item["model_name"]
+            assert poll(lambda name=name: "can't be loaded" in state(service, name)["reason"], CHANGE_SECONDS)  # type: ignore[misc]
+            texts = [
+                service.post({"instances": [FILL]}, name).text,
+                service.client.get(f"/v1/models/{name}").text,
+                service.client.get(f"/v2/models/{name}/ready").text,
+                service.client.post("/openai/v1/completions", json={"model": name, "prompt": "x"}).text,
+                json.dumps(state(service, name)),
+            ]
+            for text in texts:
+                assert "not ready" in text or "can't be loaded" in text
+                for secret in (str(tmp_path), "a folder", str(REPOSITORY), "pip install"):
+                    assert secret not in text, text
+            assert f"model {name!r} can't be loaded" in service.log
+        for name in ("json", "array", "absent"):
+            assert str(home / name) in service.log
+        assert str(tmp_path) not in service.client.get("/v2/health/ready").text

@@ -27,7 +27,7 @@ from hf_transformer.api.openai.fields import GENERATION, choose_model, field_nam
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.parameters import Parameters
@@ -107,7 +107,7 @@ def _read(
 
 def _served_name(models: Models, name: str | None) -> str | None:
     """Returns the served name for the id of a model on the hub, ORG/NAME: that of --model_id, else NAME."""
-    if name is None or "/" not in name:
+    if name is None or "/" not in name or name in models.names:
         return name
     short = name.rpartition("/")[2]
     by_id = (model.name for model in models.served if model.identity.model_id == name)
@@ -286,7 +286,8 @@ def _sampling(
         raise InvalidInput(name, "a prompt of at least one token", "none")
     if room < 1 or len(encoding) > maximum:
         hint = f"the model's {maximum} tokens include the new ones"
-        raise TooLarge(name, f"a prompt of at most {maximum - 1} tokens", str(len(encoding)), hint)
+        expected = f"a prompt of at most {maximum - 1} tokens"
+        raise ContextLengthExceeded(name, expected, str(len(encoding)), hint, limit=maximum)
     values = {field: _value(parameters, field, kind, default) for field, (kind, default) in SAMPLING.items()}
     sampling = {field: value for field, value in values.items() if value != SAMPLING[field][1]}
     if parameters.flag("echo", False):

@@ -21,7 +21,7 @@ https://huggingface.co/docs/inference-providers/tasks/index
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,6 +59,14 @@ from hf_transformer.types.request import Answers, Context, Json, Query, RequestB
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
+HUGGING_FACE_CLIENT = b"@huggingface/inference/"
+"""User agent of the inference API's client for JavaScript. It sends no ``parameters`` unless its user sets some, and
+refuses text-embeddings-inference's form."""
+HUGGING_FACE: Mapping[str, Mapping[str, Json]] = {
+    "sequence_classification": {},
+    "token_classification": {"aggregation_strategy": "simple"},
+}
+"""The inference API's defaults that differ, by task."""
 SPARSE_SIZE = 12_000
 """Numbers of dense vectors whose comparison takes as long as that of a sparse vector, 0.03 ms."""
 WEIGHT_BYTES = 300
@@ -285,7 +293,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
     """Answers several bodies, each by the model's kind, within the limits of one request."""
     instances = expect_items(payload.get("instances"), "instances", "a list of bodies")
     call.budget.few("instances", instances)
-    model = choose_model(service, call, payload.get("model"), PREDICTIVE)
+    model = _choose(service, call, payload.get("model"), PREDICTIVE)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -315,9 +323,22 @@ async def _instance(service: Service, model: Model, body: Json, index: int, call
             note_ignored(name, whole.ignored)  # within the limit of the header
 
 
+def _choose(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+    """Chooses the model. As in the original, the only model answers under every name. Raises RequestError."""
+    models = service.models
+    if name is not None and len(models.served) + len(models.absent) == 1 and name not in models.names:
+        note_ignored("model", call.context.ignored)
+        name = None
+    return choose_model(service, call, name, tasks)
+
+
 def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-        model = choose_model(service, call, payload.get("model"), tasks)
+        model = _choose(service, call, payload.get("model"), tasks)
+        defaults, given = HUGGING_FACE.get(model.task.name), payload.get("parameters")
+        if defaults is not None and call.headers.get(b"user-agent", b"").startswith(HUGGING_FACE_CLIENT):
+            if given is None or isinstance(given, dict):  # else the route refuses it
+                payload = {**payload, "parameters": {**defaults, **(given or {})}}
         result = await run(Ask(service, model, payload, call.context, call.budget))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return await reply_arrays(result.body, call.context, service.executor, *headers)
