@@ -86,38 +86,36 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "/openai/v1/chat/completions": (
         Row(GENERATION, {"messages": [{"role": "user", "content": LONG}], "n": 128}, COPIES),
     ),
-    "/openai/v1/responses": (Row(GENERATION, {"input": "a" * 250_001}, LENGTH),),
+    "/openai/v1/responses": (Row(GENERATION, {"input": "a" * 250_001}, LENGTH, 400),),
     **dict.fromkeys(
-        ("/openai/v1/embeddings", "/embeddings", "/v1/embeddings"),
+        ("/openai/v1/embeddings", "/embeddings", "/v1/embeddings", "/infinity/embeddings"),
         (
             Row(EMBEDDING, {"input": TEXTS}, SEQUENCES),
             Row(EMBEDDING, {"input": ["a"] * 4096, "late_chunking": True}, SEQUENCES),
         ),
     ),
     **dict.fromkeys(
-        ("/openai/v1/rerank", "/rerank", "/v1/rerank"),
+        ("/openai/v1/rerank", "/rerank", "/v1/rerank", "/infinity/rerank"),
         (
             Row(RERANK, RANKED, "rank_fields", 400),
             Row(RERANK, {"query": LONG, "documents": ["a"] * 2048}, COPIES),
         ),
     ),
-    **dict.fromkeys(("/embed", "/embed_all", "/embed_sparse"), (Row(EMBEDDING, {"inputs": TEXTS}, SEQUENCES, 422),)),
-    "/similarity": (Row(EMBEDDING, {"inputs": {"source_sentence": "a", "sentences": TEXTS}}, SEQUENCES, 422),),
-    "/predict": (Row(CLASSES, {"inputs": [["a"]] * 2049}, SEQUENCES, 422),),
-    **dict.fromkeys(("/", "/invocations"), (Row(EMBEDDING, {"inputs": TEXTS}, SEQUENCES, 422),)),
+    **dict.fromkeys(("/embed", "/embed_all", "/embed_sparse"), (Row(EMBEDDING, {"inputs": TEXTS}, SEQUENCES),)),
+    "/similarity": (Row(EMBEDDING, {"inputs": {"source_sentence": "a", "sentences": TEXTS}}, SEQUENCES),),
+    "/predict": (Row(CLASSES, {"inputs": [["a"]] * 2049}, SEQUENCES),),
+    **dict.fromkeys(("/", "/invocations"), (Row(EMBEDDING, {"inputs": TEXTS}, SEQUENCES),)),
     "/vertex": (
-        Row(
-            "nli", {"instances": [{"inputs": "a", "parameters": {"candidate_labels": [*"abcd"]}}] * 600}, SEQUENCES, 422
-        ),
-        Row(RERANK, {"instances": [{"inputs": [["a", "b"]] * 500}] * 25}, "--max_", 422),
-        Row(EMBEDDING, {"instances": [{"inputs": ["a"] * 500}] * 25}, "--max_", 422),
-        Row(RERANK, {"instances": [{"query": LONG, "texts": ["a"] * 60}] * 25}, "--max_total_length", 422),
+        Row("nli", {"instances": [{"inputs": "a", "parameters": {"candidate_labels": [*"abcd"]}}] * 600}, SEQUENCES),
+        Row(RERANK, {"instances": [{"inputs": [["a", "b"]] * 500}] * 25}, "--max_"),
+        Row(EMBEDDING, {"instances": [{"inputs": ["a"] * 500}] * 25}, "--max_"),
+        Row(RERANK, {"instances": [{"query": LONG, "texts": ["a"] * 60}] * 25}, "--max_total_length"),
     ),
     "/tokenize": (
-        Row("bert", {"inputs": ["a " * 20_000]}, VALUES, 422),
+        Row("bert", {"inputs": ["a " * 20_000]}, VALUES),
         Row(GENERATION, {"prompt": "a " * 60_000}, VALUES),
     ),
-    "/decode": (Row("bert", {"ids": [[1] * 110_000]}, VALUES, 422),),
+    "/decode": (Row("bert", {"ids": [[1] * 110_000]}, VALUES),),
     "/v1/embed": (Row(EMBEDDING, {"texts": TEXTS, "input_type": "search_query"}, SEQUENCES),),
     "/v2/embed": (Row(EMBEDDING, {"texts": TEXTS, "input_type": "search_query"}, SEQUENCES),),
     "/v2/rerank": (Row(RERANK, {"query": LONG, "documents": ["a"] * 2048}, COPIES),),
@@ -135,7 +133,7 @@ ROWS: Mapping[str, Sequence[Row]] = {
         Row(GENERATION, {"prompt": ["a"] * 2000, "stop": ["x" * 20_000]}, "--max_request_bytes"),
     ),
     "/v1/chat/completions/render": (
-        Row(GENERATION, {"messages": [{"role": "user", "content": "a" * 250_001}]}, LENGTH),
+        Row(GENERATION, {"messages": [{"role": "user", "content": "a" * 250_001}]}, LENGTH, 400),
     ),
     "/v1/ranking": (Row(RERANK, {"query": {"text": LONG}, "passages": [{"text": "a"}] * 2048}, COPIES),),
 }
