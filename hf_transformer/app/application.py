@@ -29,6 +29,9 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.extras import install_command
+from hf_transformer.generation.children import ChildPool
+from hf_transformer.generation.grammar_memory import GrammarMemory
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -72,9 +75,14 @@ def build_app(
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
     warns = board is None or board.index == 0
-    factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns)
+    sandbox = Sandbox(
+        ChildPool(config.max_children, seconds=config.child_timeout_seconds, max_bytes=config.max_child_bytes),
+        GrammarMemory(config.max_constraint_bytes),
+    )
+    factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns, sandbox)
     tracing = open_tracing(config)
     models = Models(ready_when=config.ready_when, board=board)
+    metrics.watch_unserved(lambda: models.unserved_since)
     if entries is None or entries.path is None:
         entries = None
         deployed = [factory.make(DeclaredModel(config), loaded or load_model(config))]
@@ -97,7 +105,7 @@ def build_app(
     shared_metrics = None if board is None else metrics.share(board)
     renewing = [_running(known.keep_renewing) for known in (keys, control_keys) if known is not None]
     first = None if board is None else _ready_first(models, board)
-    resources = shared_metrics, tracing, model_set, *renewing, first, grpc
+    resources = shared_metrics, tracing, sandbox.children, model_set, *renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, resources))
     # After a signal, HTTP, streams and gRPC have the same grace period.
     ends = [model_set.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]

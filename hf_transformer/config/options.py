@@ -112,6 +112,9 @@ class Config:
     hf_token: str | None = option(
         MODEL, "Token for private models on the hub. Prefer the variable: flags are visible in process lists.",
         TOKEN, variables=["HF_TOKEN"])
+    max_model_file_bytes: int = option(
+        MODEL, "Maximum bytes of each of the model's files that the service reads, such as tokenizer.json. Other JSON "
+        "files have at most 16 MiB.", integer(1), 2**26)
     trust_remote_code: bool = option(
         MODEL, "Run the Python code that comes with a tokenizer.", BOOLEAN, False,
         variables=["TRUST_REMOTE_CODE"])
@@ -234,13 +237,15 @@ class Config:
         PREDICTOR, "Timeout of a call to the predictor in seconds, retries included.", SECONDS, 600.0)
     predictor_request_retries: int = option(
         PREDICTOR, "Maximum retries of a call that did not reach the predictor, got no beginning of an answer, or "
-        "found it unavailable (503, 404, UNAVAILABLE).", integer(0, 100), 0)
+        "found it unavailable (503, 404, UNAVAILABLE). Pauses grow from 0.05 to 2 seconds: 10 retries bridge an outage "
+        "of 11 seconds, 30 one of 51.", integer(0, 100), 0)
     predictor_retry_budget: float = option(
         PREDICTOR, "Average retries per call, in addition to one per second and a reserve of ten. The budget keeps "
         "retries from multiplying the load in an outage.", number(0, 100, zero=True), 0.1)
     predictor_circuit_failures: int = option(
-        PREDICTOR, "Consecutive calls without a reachable predictor that open the circuit breaker: further calls "
-        "get 503 at once, until the predictor reports that it is ready. 0 means never.",
+        PREDICTOR, "Consecutive attempts without a reachable predictor that open the circuit breaker: nothing is "
+        "sent until the predictor reports that it is ready. Calls get 503, at once or after the time that "
+        "--predictor_request_retries bridges. 0 means never.",
         integer(0, 10**6), 5)
     predictor_check_seconds: float = option(
         PREDICTOR, "Seconds between two checks of the model's metadata, which detect that another version is "
@@ -381,6 +386,9 @@ class Config:
         LIMITS, "Maximum requests in flight per worker; further ones get 429.", integer(1), 1024)
     max_predictor_response_bytes: int = option(
         LIMITS, "Maximum bytes of a response of the predictor.", integer(1), 2**30)
+    max_predictor_event_bytes: int = option(
+        LIMITS, "Maximum bytes of one response in a stream of the predictor (an event or a message), and of its "
+        "answers to other requests than inferences, such as a model's configuration.", integer(1), 2**22)
     max_queued_tokens: int = option(
         LIMITS, "Maximum tokens of all requests in flight per worker; once they are reached, further requests "
         "get 429.", integer(1), 262_144)
@@ -404,6 +412,18 @@ class Config:
         LIMITS, "Maximum bytes of the key-value caches of all texts in generation, for models with "
         "past_key_values. A text reserves room for its prompt and max_tokens when it begins; without room it "
         "waits, and gets 413 if it never fits.", integer(1), 2**30)
+    max_constraint_bytes: int = option(
+        LIMITS, "Maximum bytes of compiled constraints per worker, in use and cached, for models that return logits. "
+        "Without room, a request gets 429, and 413 if its constraint never fits.", integer(2**22, 2**40), 256 * 2**20)
+    max_children: int = option(
+        LIMITS, "Maximum child processes per worker that compile constraints and verify texts, one task each at a "
+        "time; a request that waits 10 s for one gets 429.", integer(1, 1024), 2)
+    child_timeout_seconds: float = option(
+        LIMITS, "Maximum CPU time of a child process for one constraint, in seconds; five times as much by the clock. "
+        "A constraint that takes longer gets 413.", SECONDS, 2.0)
+    max_child_bytes: int = option(
+        LIMITS, "Maximum memory of a child process for one constraint; one that takes more gets 413.",
+        integer(2**22, 2**40), 128 * 2**20)
 
     log_level: int = option(
         LOGGING, "Logging level: debug, info, warning, error, critical or a number.", LOG_LEVEL, 20,

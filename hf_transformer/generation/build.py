@@ -16,8 +16,9 @@ from typing import Any, Literal
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.grammars import IS_INSTALLED
 from hf_transformer.generation.logits import LogitsGenerator
-from hf_transformer.generation.masks import IS_INSTALLED, GrammarCompiler, extra_hint
+from hf_transformer.generation.masks import GrammarCompiler, Sandbox, extra_hint
 from hf_transformer.generation.text import TEXT_INPUT, TEXT_OUTPUTS, TextGenerator
 from hf_transformer.generation.tokens import IDS, OUTPUT, TokenGenerator
 from hf_transformer.generation.types import Generator, GeneratorSettings
@@ -115,15 +116,21 @@ def make_generator(
     *,
     executor: Executor,
     metrics: ModelMetrics,
+    sandbox: Sandbox | None = None,
 ) -> Generator:
-    """Builds the generator of a model; ``executor`` runs CPU-bound work outside the event loop.
+    """Builds the generator of a model; ``executor`` runs CPU-bound work outside the event loop,
+    ``sandbox`` bounds work with constraints.
 
     Raises ContractError if the model matches no interface, or lacks a tensor that its interface or a flag requires.
     """
     interface = choose_interface(spec, settings)
     if interface == "logits":
-        grammars = GrammarCompiler(Vocabulary(tokenizer)) if IS_INSTALLED else None
-        if grammars is None:
+        grammars = None
+        if IS_INSTALLED:
+            sandbox = sandbox or Sandbox()
+            sandbox.children.warm_up()
+            grammars = GrammarCompiler(Vocabulary(tokenizer), sandbox)
+        else:
             logger.info("%s: requests can't hold a text to a form: %s", spec.name, extra_hint())
         return LogitsGenerator(
             spec, predictor, tokenizer, settings, executor=executor, metrics=metrics, grammars=grammars

@@ -80,10 +80,10 @@ class GenerationPipeline(Pipeline):
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
-        constraint, verifier = request.sampling.constraint, None
+        constraint, verifier, prepared = request.sampling.constraint, None, None
         if constraint is not None:
             verifier = self._verifier
-            await self._generator.prepare(request.sampling)
+            prepared = await self._generator.prepare(request.sampling)
             if verifier is not None:
                 await verifier.prepare(constraint, request.sampling.path("constraint"))
         prompts = await self._tokenize(request, budget)
@@ -109,6 +109,7 @@ class GenerationPipeline(Pipeline):
             timeout=limit,
             verifier=verifier,
             budget=budget,
+            prepared=prepared,
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:

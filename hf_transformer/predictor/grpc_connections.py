@@ -16,6 +16,7 @@ does not detect that, since bytes keep arriving.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -205,7 +206,7 @@ class GrpcConnections(SharedConnections):
         elif status is StatusCode.RESOURCE_EXHAUSTED:
             advice = (
                 " (a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
-                "--max_predictor_response_bytes and the predictor's own limits)"
+                "--max_predictor_response_bytes, --max_predictor_event_bytes and the predictor's own limits)"
             )
         elif kind == failures.CONNECTION and not tls and any(words in details for words in _NOT_GRPC):
             advice = " (if that is its REST port, use --predictor_protocol=v2)"
@@ -263,6 +264,7 @@ def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, A
         ("grpc.default_authority", authority),
         ("grpc.max_send_message_length", settings.max_send_message_length),
         ("grpc.max_receive_message_length", max_receive),
+        ("grpc.service_config", _service_config(max_receive, settings.max_event_bytes)),
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         # By default, channels with the same arguments share a connection, even a broken one that is being replaced.
@@ -286,6 +288,17 @@ def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, A
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 2),
     ]
+
+
+def _service_config(max_response: int, max_event: int) -> str:
+    """Limits of responses by method, as gRPC's service config: ``max_event`` for all but ModelInfer."""
+    limits = {codec.SERVICE: max_event, f"{codec.SERVICE}/ModelInfer": max_response}
+    methods = []
+    for path, limit in limits.items():
+        service, _, method = path.partition("/")
+        name = {"service": service, "method": method} if method else {"service": service}
+        methods.append({"name": [name], "maxResponseMessageBytes": limit})
+    return json.dumps({"methodConfig": methods})
 
 
 def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:

@@ -83,7 +83,7 @@ def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
     if len(text) > SMALL_BYTES:
         check_size(bytes(text), limits)
     check_nesting(bytes(text), "body")
-    return _parse(text)
+    return parse_unlimited(text)
 
 
 def parse_answer(text: bytes | memoryview) -> Json:
@@ -97,10 +97,10 @@ def parse_answer(text: bytes | memoryview) -> Json:
         check_nesting(bytes(text), "body")
     except TooLarge as error:
         raise Malformed("body", error.expected) from None
-    return _parse(text)
+    return parse_unlimited(text)
 
 
-def _parse(text: bytes | memoryview) -> Json:
+def parse_unlimited(text: bytes | memoryview) -> Json:
     """Parses JSON, with the garbage collector disabled for a large text: its passes take three times as long as the
     rest. Thread-safe."""
     pauses = len(text) > SMALL_BYTES and gc.isenabled()

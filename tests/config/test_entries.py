@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,22 @@ def test_a_file_is_a_list_or_the_key_models_with_one(tmp_path: Path, text: str) 
 @pytest.mark.parametrize("text", ["[]", "models: []", '\ufeff{"models": []}'])
 def test_a_list_may_be_empty(tmp_path: Path, text: str) -> None:
     assert read_text(tmp_path, text) == ([], [])
+
+
+MERGING = "- &a0 {model_name: a, task: rerank}\n"
+BOMBS = {
+    "exponential": MERGING
+    + "".join(f"- &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}], model_name: m{n}}}\n" for n in range(1, 9)),
+    "chain": MERGING + "".join(f"- &a{n} {{<<: *a{n - 1}, model_name: m{n}}}\n" for n in range(1, 1000)),
+    "aliases": MERGING + "- *a0\n" * 60_000,
+    "itself": "- &a {<<: *a, model_name: a}\n",
+    "each-other": "- &a {model_name: a, <<: &b {<<: *a}}\n",
+}
+
+
+@pytest.mark.parametrize("name", [*BOMBS])
+def test_mappings_that_multiply_are_refused(tmp_path: Path, name: str) -> None:
+    assert re.search("expected (at most 100000 settings|a mapping that does not merge)", refusal(tmp_path, BOMBS[name]))
 
 
 @pytest.mark.parametrize("ascii", [True, False])

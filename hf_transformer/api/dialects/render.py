@@ -167,7 +167,7 @@ async def render_chat(service: Service, call: Call, model: GenerativeModel, para
         raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
     tools = [_as_vllm(tool) for tool in read_tools(parameters.get("tools"), call.limits)]
     return await render_prompt(
-        service, call, template, parameters, tools if template.supports_tools else [], **_variables(parameters)
+        call, template, parameters, tools if template.supports_tools else [], **_variables(parameters)
     )
 
 

@@ -15,7 +15,6 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -62,8 +61,6 @@ RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_fi
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
 MAX_TOOLS = 128
 """OpenAI's maximum number of tools."""
-MAX_INLINE_BYTES = 20_000
-"""Maximum body size for rendering the prompt on the event loop. Larger requests use a thread."""
 Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
@@ -96,7 +93,7 @@ async def prepare(
     if form.may_call and not template.supports_tools:
         hint = f"the chat template of {model.name!r} does not support them; leave them out"
         raise InvalidInput("tools", "no tools", hint=hint)
-    prompt = await render_prompt(service, call, template, parameters, without_strict(tools) if form.may_call else [])
+    prompt = await render_prompt(call, template, parameters, without_strict(tools) if form.may_call else [])
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
     return made, stream
@@ -124,7 +121,7 @@ def require_template(model: GenerativeModel) -> ChatTemplate:
 
 
 async def render_prompt(
-    service: Service, call: Call, template: ChatTemplate, parameters: Parameters, tools: Sequence[Json], **given: Json
+    call: Call, template: ChatTemplate, parameters: Parameters, tools: Sequence[Json], **given: Json
 ) -> str:
     """Renders the chat of a request as a prompt that contains its special tokens. ``given`` are further variables.
 
@@ -139,17 +136,14 @@ async def render_prompt(
     for name in variables:
         if name in RESERVED_VARIABLES:
             raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
-    render = partial(
-        template.render,
+    return await template.render_off_loop(
+        len(call.body),
         messages,
         tools=tools or None,
         add_generation_prompt=parameters.flag("add_generation_prompt", True),
         continue_final_message=parameters.flag("continue_final_message", False),
         **{**variables, **given},
     )
-    if len(call.body) <= MAX_INLINE_BYTES:
-        return render()
-    return await asyncio.get_running_loop().run_in_executor(service.executor, render)
 
 
 def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
