@@ -94,7 +94,8 @@ def pipeline_of(
 
 def context(*, ticket: AdmissionTicket | None = None, **options: Any) -> Context:
     context = Context(request_id="r", headers={}, **options)
-    context.ticket, context.budget = ticket, Budget(LIMITS, ticket)
+    context.ticket = ticket
+    context.budget = None if ticket is None else Budget(LIMITS, ticket)
     return context
 
 
