@@ -6,7 +6,7 @@ Representations (representations.py) adds sparse vectors and vectors of tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -16,6 +16,7 @@ from hf_transformer.errors import ContextLengthExceeded, InvalidInput, describe
 from hf_transformer.tasks.base import (
     TOKENS,
     Axis,
+    Expansion,
     OutputRole,
     Outputs,
     Overflow,
@@ -48,6 +49,8 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, SpannedEncoding, 
 NUMBERS_PER_VALUE = 4
 """Numbers of an embedding per value of --max_answer_values, since arrays are faster to write: 0.06 s per 1,000,000
 numbers, compared with 0.4 s for objects. OpenAI's maximum of 2,048 inputs then allows up to 1,953 dimensions."""
+NUMBER_BYTES = 26
+"""Bytes of a number of an embedding: 12 in arrays and tensors, 14 in JSON."""
 DENSE, SPARSE, MULTI_VECTOR = "dense", "sparse", "multi_vector"
 """The values of the parameter ``representations``."""
 TOKEN_EMBEDDINGS = "token_embeddings"  # noqa: S105  # not a credential
@@ -103,14 +106,14 @@ class PooledWindow:
         vectors: a dense vector, float32 [D], per element of ``skips``; empty without a dense representation.
         sparse: the sparse vector.
         token_vectors: vectors of tokens, float32 [kept, d].
-        spans: the mean of each span's tokens in this window, for late chunking.
+        spans: the mean of each span's tokens in this window by the number of the span, for late chunking.
     """
 
     vectors: tuple[Array, ...]
     tokens: int
     sparse: Weights | None = None
     token_vectors: Array | None = None
-    spans: tuple[PooledWindow, ...] = ()
+    spans: Mapping[int, PooledWindow] = field(default_factory=dict)
 
 
 Text = str | TokenIds | SpannedItem
@@ -286,14 +289,22 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         # No prompt is prepended to token ids, since they are the complete text.
         return (item if isinstance(item, TokenIds) else item.with_prompt(options.prompt, self._cased),)
 
+    def expansion(self, item: Text, options: TextEmbeddingOptions) -> Expansion | None:
+        if not isinstance(item, SpannedItem):
+            return None
+        return Expansion(1, values=len(item.spans) * self._size // NUMBERS_PER_VALUE)
+
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Counts NUMBERS_PER_VALUE numbers as one value. A span's vector has all dimensions until the answer."""
         numbers = self._dimensions(options)
         if isinstance(encoding, SpannedEncoding):
-            numbers = self._size * sum(map(bool, encoding.spans))
+            numbers = self._size * len(encoding.spans)
         if TOKEN_EMBEDDINGS in options.representations:
             numbers += len(encoding) * self._size
         return -(-numbers // NUMBERS_PER_VALUE)
+
+    def value_bytes(self, options: TextEmbeddingOptions, *, tensors: bool) -> int:
+        return NUMBERS_PER_VALUE * NUMBER_BYTES
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Includes all tokens, since even a few dimensions require complete pooling."""
@@ -343,7 +354,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         self, item: SpannedItem, index: int, windows: Sequence[PooledWindow], options: TextEmbeddingOptions
     ) -> Array:
         """The vector of a span from all windows: means, weighted by numbers of tokens, are the mean of all tokens."""
-        parts = [part for window in windows if (part := window.spans[index]).tokens]
+        parts = [window.spans[index] for window in windows if index in window.spans]
         if not parts:
             raise item.missing(index)
         if not parts[0].vectors:
@@ -389,7 +400,9 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return (TensorSpec(PREDICTIONS, "FP32", (FREE, size)),)
 
 
-def _pool_spans(rows: Array, spans: Sequence[range]) -> tuple[PooledWindow, ...]:
-    """The mean of each span's token vectors. Empty for spans without tokens, and for a pooled output."""
-    means = iter(span_means(rows, [*filter(None, spans)]) if rows.ndim > 1 else ())
-    return tuple(PooledWindow((next(means),) if span and rows.ndim > 1 else (), len(span)) for span in spans)
+def _pool_spans(rows: Array, spans: Mapping[int, range]) -> dict[int, PooledWindow]:
+    """The mean of each span's token vectors, by the number of the span. Without vectors for a pooled output."""
+    if rows.ndim == 1:
+        return {index: PooledWindow((), len(span)) for index, span in spans.items()}
+    means = span_means(rows, [*spans.values()])
+    return {index: PooledWindow((mean,), len(span)) for (index, span), mean in zip(spans.items(), means, strict=True)}

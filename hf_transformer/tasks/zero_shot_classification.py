@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
-from hf_transformer.tasks.base import Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.base import Expansion, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.long_texts import (
     TRUNCATION,
@@ -129,11 +129,17 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             raise TooLarge(f"{owner}.candidate_labels", expected, f"one of {length}")
         return ZeroShotItem(sequence, labels)
 
+    def expansion(self, item: ZeroShotItem, options: ZeroShotOptions) -> Expansion:
+        return Expansion(len(item.labels), len(item.labels) * len(item.sequence))
+
     def texts(self, item: ZeroShotItem, options: ZeroShotOptions) -> Sequence[TextInput]:
         return [(item.sequence, label.join(options.template)) for label in item.labels]
 
     def answer_size(self, encoding: Encoding, options: ZeroShotOptions) -> int:
         return 2
+
+    def repeats_texts(self, options: ZeroShotOptions) -> bool:
+        return True
 
     def decode(self, item: ZeroShotItem, encoding: Encoding, outputs: Outputs, options: ZeroShotOptions) -> Array:
         """The logits of contradiction and entailment, float32 [2]."""

@@ -15,7 +15,7 @@ import tokenizers
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
 from hf_transformer.tokenizer.cache_check import MAX_CHARACTERS, SAMPLES, CacheCheck
 from hf_transformer.tokenizer.cached import CachedEncoder
-from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, shortened, stride_of, too_many_windows
+from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, shortened, stride_of
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import (
     PLAIN,
@@ -89,7 +89,8 @@ class Engine(ABC):
         Raises:
             InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks an
                 option.
-            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids in a text.
+            TooLarge: more than ``options.max_tokens``, a limit of ``options.budget``, or too many token ids in a text.
+            TooManyRequests: see WindowBudget.
         """
         encodings: list[list[Encoding]] = []
         misses: list[TextInput] = []
@@ -134,7 +135,7 @@ class Engine(ABC):
         if isinstance(text, SpannedText):
             return self._spanned(text, options)
         if isinstance(text, TunedText):
-            return self.encode([text.text], replace(text.options, max_windows=options.max_windows))[0]
+            return self.encode([text.text], replace(text.options, budget=options.budget))[0]
         key = text.query, text.count
         if key not in cut:
             cut[key] = self._cut(text.query, text.count, options)
@@ -160,7 +161,7 @@ class Engine(ABC):
         """Encodes a text with spans. Its windows run from the beginning of the text."""
         side = "right" if options.windows else options.truncation_side
         [windows] = self._encode([text.text], replace(options, detail=True, truncation_side=side))
-        return [*locate(text, windows, stride_of(self._limit(options), options))]
+        return [*locate(text, windows, options, stride_of(self._limit(options), options))]
 
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         limit = self._limit(options)
@@ -286,8 +287,6 @@ class RustEngine(Engine):
             self._plan(whole, isinstance(text, tuple), limit, options)
             for whole, text in zip(wholes, texts, strict=True)
         ]
-        if sum(len(windows) for windows, _ in plans) > options.max_windows:
-            raise too_many_windows(options)
         encodings = []
         for whole, (windows, cut) in zip(wholes, plans, strict=True):
             converted = _convert(whole, options.detail, truncated=cut)

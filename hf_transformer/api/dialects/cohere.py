@@ -31,7 +31,7 @@ from hf_transformer.api.dialects.fields import (
     unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_message
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name
 from hf_transformer.api.openai.rerank import field_of_instance, read_query, render_meta, render_results
@@ -41,9 +41,9 @@ from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.quantization import BYTES, quantize
-from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json, Query
+from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
 TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
@@ -64,7 +64,7 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
     require_representation(model, DENSE)
-    field, texts = _read_texts(parameters, service.max_texts)
+    field, texts = _read_texts(parameters, call.budget)
     types = _read_types(parameters)
     options = unit_length(model) | move_if_present(parameters, "max_tokens", output_dimension="dimensions")
     options |= read_truncation(parameters, default="END")
@@ -72,6 +72,7 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
     call.context.field_names = name_by_alias(parameters, ALIASES, field_name)
     answers = await model.predict(Query(texts, options, name=field), call.context)
     vectors, floats = answers.predictions, version == "1" and "embedding_types" not in parameters
+    call.budget.hold(sum(vector.size for vector in vectors) * (len(types) - 1) * NUMBER_BYTES, "embedding_types")
     cost = len(vectors) * len(vectors[0]) * len(types) // VALUES_PER_TOKEN
     answer = {
         "id": call.context.request_id,
@@ -79,19 +80,20 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
         "texts": texts,
         "embeddings": vectors if floats else await off_loop(service.executor, cost, lambda: by_type(vectors, types)),
     }
-    return reply_arrays({**answer, "meta": render_meta(answers, version)})
+    call.context.values *= len(types)
+    return await reply_arrays({**answer, "meta": render_meta(answers, version)}, call.context, service.executor)
 
 
 ALIASES = {"dimensions": ("output_dimension",), "prompt_name": ("input_type",)}
 """Cohere's fields for the task's parameters."""
 
 
-def _read_texts(parameters: Parameters, max_texts: int) -> tuple[str, list[str]]:
+def _read_texts(parameters: Parameters, budget: RequestBudget) -> tuple[str, list[str]]:
     """Returns the field of the texts, and the texts: ``texts``, or the parts of ``inputs``. Raises InvalidInput."""
     if parameters.one_of("texts", "inputs") != "inputs":
-        return "texts", read_strings("texts", parameters.get("texts"), max_texts)
+        return "texts", read_strings("texts", parameters.get("texts"), budget)
     inputs = expect(parameters.get("inputs"), list, "inputs", "a list of objects")
-    require_few("inputs", inputs, max_texts)
+    budget.few("inputs", inputs)
     return "inputs", [read_content(item, f"inputs[{index}]") for index, item in enumerate(inputs)]
 
 
@@ -131,13 +133,12 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
     model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
     defaults: dict[str, Json] = {"truncation": True} if model.task.settings.on_overflow == "error" else {}
-    query = read_query(parameters, service.max_texts, truncate_document=True, **defaults)
+    query = read_query(parameters, call.budget, truncate_document=True, **defaults)
     call.context.field_names = field_of_instance
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
-    return reply_arrays(
-        {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
-    )
+    answer = {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
+    return await reply_arrays(answer, call.context, service.executor)
 
 
 ROUTES = tuple(

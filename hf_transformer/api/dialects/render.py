@@ -122,7 +122,7 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     def read_ids(ids: list[Json], path: str) -> TokenIds:
         return TokenIds(tuple(ids))
 
-    prompts, _ = read_texts("prompt", parameters.get("prompt"), service.max_texts, read_ids)
+    prompts, _ = read_texts("prompt", parameters.get("prompt"), call.budget, read_ids)
     if prompts == [""]:
         raise InvalidInput("prompt", "a prompt", "an empty one")
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
@@ -140,7 +140,9 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     if len(answers) > 1 and repeated > service.max_bytes:
         expected = f"other fields that take at most {service.max_bytes} bytes for all prompts (--max_request_bytes)"
         raise TooLarge("prompt", expected, str(repeated))
-    return await off_loop(service.executor, call.context.tokens, lambda: reply_arrays(answers))
+    call.budget.hold(repeated, "prompt")
+    call.context.values = call.context.tokens
+    return await reply_arrays(answers, call.context, service.executor)
 
 
 async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -153,7 +155,7 @@ async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Res
     limit = _value(parameters, "max_completion_tokens", COUNT, _value(parameters, "max_tokens", COUNT, None))
     sampling = _sampling(model, parameters, encoding, limit, top if enabled else None, "messages")
     request_id = f"chatcmpl-{_request_id(call, parameters)}"
-    return reply_arrays(_request(parameters, request_id, encoding, sampling))
+    return await reply_arrays(_request(parameters, request_id, encoding, sampling), call.context, service.executor)
 
 
 async def render_chat(service: Service, call: Call, model: GenerativeModel, parameters: Parameters) -> str:
@@ -217,7 +219,7 @@ async def _encode(
     # The details of an encoding look up each id, so the ids have to be checked before.
     ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]
     await off_loop(service.executor, sum(len(prompt.ids) for prompt in ids), lambda: check_ids(ids, name, tokenizer))
-    encodings = [windows[0] for windows in await model.encode(prompts, options)]
+    encodings = [windows[0] for windows in await model.encode(prompts, options, call.context)]
     call.context.instances, call.context.tokens = len(prompts), sum(map(len, encodings))
     if length is None:
         return encodings

@@ -42,7 +42,7 @@ from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json, Query
+from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
 PARAMETERS = ("prompt", "prompt_name", "stride", "representations", "binary_zero", "max_tokens")
@@ -72,7 +72,7 @@ async def create(service: Service, call: Call) -> Response:
     model, parameters = read_request(service, call, "embeddings", FIELDS, payload)
     # OpenAI's client asks for base64 by default, and leaves representations that are no vector of a text unchanged.
     base64 = _wants_base64(parameters) and "representations" not in parameters and DENSE in representations(model)
-    query, single = read_query(parameters, model, service.max_texts, service.token_inputs)
+    query, single = read_query(parameters, model, call.budget, service.token_inputs)
     late = parameters.flag(LATE_CHUNKING, False)
     field = _chunk_input if late else single_input if single else field_name
     call.context.field_names = name_by_alias(parameters, ALIASES, field)
@@ -83,7 +83,7 @@ async def create(service: Service, call: Call) -> Response:
         for index, vector in enumerate(predictions)
     ]
     body = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
-    return reply_arrays(body)
+    return await reply_arrays(body, call.context, service.executor)
 
 
 def without_suffix(payload: Json, models: Models) -> Json:
@@ -122,7 +122,9 @@ def _chunk_input(path: str) -> str:
     return f"input{path.removeprefix('input[0]').removeprefix('.chunks')}"
 
 
-def read_query(parameters: Parameters, model: Model, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
+def read_query(
+    parameters: Parameters, model: Model, budget: RequestBudget, token_inputs: bool = False
+) -> tuple[Query, bool]:
     """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids if
     ``token_inputs`` is false; see read_texts for other errors."""
 
@@ -136,7 +138,7 @@ def read_query(parameters: Parameters, model: Model, max_texts: int, token_input
             raise InvalidInput(path, "text", "token ids", hint)
         return {"token_ids": ids}
 
-    texts, single = read_texts("input", plain_texts(parameters.get("input")), max_texts, read_ids)
+    texts, single = read_texts("input", plain_texts(parameters.get("input")), budget, read_ids)
     if parameters.flag(LATE_CHUNKING, False):
         if "representations" in parameters:
             raise InvalidInput("representations", f"no value beside {LATE_CHUNKING}, which has dense vectors")
