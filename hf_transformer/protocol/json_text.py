@@ -8,7 +8,7 @@ since orjson holds the interpreter's lock. Ordinary requests have few, so a coun
 from __future__ import annotations
 
 import gc
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,16 +32,10 @@ _PARTS_PER_TEXT, _EXTRA_PARTS = 16, 10_000
 object, two keys, and a list of words or labels."""
 _BYTES_PER_VALUE = 8
 """Bytes of the body limit for each allowed value. A word or a token id with its comma takes about as many."""
-_QUOTE, _COMMA, _COLON, _BRACKET = b'",:['
+_QUOTE, _COMMA, _COLON, _BRACKET, _END = b'",:[]'
 _BRACKET_MASK = 0xDF
-"""The bits that the two opening brackets, ``[`` and ``{``, have in common."""
-
-
-_MIDDLE = np.int8(0x5C)
-"""The number between those of ``[`` and ``]``."""
+"""The bits that the two opening brackets, ``[`` and ``{``, have in common, and so have the two closing ones."""
 _NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-_EMPTY_STRING = re.compile(rb'"[^"]*"')
-"""A string, of which only brackets are left."""
 
 
 @dataclass(slots=True)  # each V2 request creates one; creating a frozen one takes three times as long
@@ -80,9 +74,7 @@ MAX_ANSWER_BYTES = 2**27
 def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
     """The value in a client's JSON text. Raises TooLarge, before parsing, for a text over the limits or MAX_NESTING,
     and Malformed for invalid JSON or UTF-8."""
-    if len(text) > SMALL_BYTES:
-        check_size(bytes(text), limits)
-    check_nesting(bytes(text), "body")
+    check_json(bytes(text), limits)
     return parse_unlimited(text)
 
 
@@ -91,12 +83,10 @@ def parse_answer(text: bytes | memoryview) -> Json:
     over ANSWER_LIMITS or MAX_ANSWER_BYTES."""
     if len(text) > MAX_ANSWER_BYTES:
         raise Malformed("body", f"at most {MAX_ANSWER_BYTES} bytes of JSON", str(len(text)))
-    if len(text) > SMALL_BYTES and (excess := excess_of(bytes(text), ANSWER_LIMITS)):
-        raise Malformed("body", *excess)
     try:
-        check_nesting(bytes(text), "body")
+        check_json(bytes(text), ANSWER_LIMITS)
     except TooLarge as error:
-        raise Malformed("body", error.expected) from None
+        raise Malformed("body", error.expected, error.got) from None
     return parse_unlimited(text)
 
 
@@ -122,6 +112,13 @@ def json_object(value: Json) -> dict[str, Any]:
     return value
 
 
+def check_json(text: bytes, limits: JsonLimits) -> None:
+    """Raises TooLarge for a text over the limits or MAX_NESTING."""
+    if len(text) > SMALL_BYTES:
+        check_size(text, limits)
+    check_nesting(text, "body")
+
+
 def check_size(text: bytes, limits: JsonLimits) -> None:
     """Raises TooLarge for a text over the limits."""
     if excess := excess_of(text, limits):
@@ -140,12 +137,14 @@ def check_nesting(text: bytes, path: str) -> None:
 
 def nesting_of(text: bytes) -> int:
     """The depth of the lists and objects of a JSON text, which is exact for valid JSON."""
-    if b"\\" in text:  # as in count_outside_strings
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = _EMPTY_STRING.sub(b"", text.translate(None, _NO_STRUCTURE))
-    # The two kinds of brackets differ in one bit, which the mask removes: [ and { open a level, ] and } close one.
-    steps = _MIDDLE - (np.frombuffer(brackets, np.uint8) & _BRACKET_MASK).astype(np.int8)
-    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    level = deepest = 0
+    for chunk, outside in _chunks(_without_escapes(text).translate(None, _NO_STRUCTURE)):
+        kinds = chunk & _BRACKET_MASK
+        steps = ((kinds == _BRACKET) & outside).view(np.int8) - ((kinds == _END) & outside).view(np.int8)
+        levels = np.cumsum(steps, dtype=np.int32)
+        deepest = max(deepest, level + int(levels.max()))
+        level += int(levels[-1])
+    return deepest
 
 
 def check_depth(path: str, value: Json, limits: JsonLimits) -> None:
@@ -179,9 +178,22 @@ def excess_of(text: bytes, limits: JsonLimits) -> tuple[str, str] | None:
 
 def count_outside_strings(text: bytes) -> tuple[int, int]:
     """Counts lists, objects and keys, and commas, outside the strings of a JSON text."""
+    parts = commas = 0
+    for chunk, outside in _chunks(_without_escapes(text)):
+        parts += int(np.count_nonzero(((chunk & _BRACKET_MASK == _BRACKET) | (chunk == _COLON)) & outside))
+        commas += int(np.count_nonzero((chunk == _COMMA) & outside))
+    return parts, commas
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """A JSON text without escaped backslashes and quotes."""
     if b"\\" in text:  # pairs first, from the left: the third of three backslashes escapes the quote
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    parts = commas = 0
+    return text
+
+
+def _chunks(text: bytes) -> Iterator[tuple[Array, Array]]:
+    """Yields the bytes of a JSON text without escaped quotes, in steps, and whether each is outside strings."""
     open_string = np.False_
     for start in range(0, len(text), _CHUNK_BYTES):
         chunk = np.frombuffer(text, np.uint8, min(_CHUNK_BYTES, len(text) - start), start)
@@ -189,6 +201,4 @@ def count_outside_strings(text: bytes) -> tuple[int, int]:
         quotes[0] ^= open_string
         inside: Array = np.bitwise_xor.accumulate(quotes)
         open_string = inside[-1]
-        parts += int(np.count_nonzero(((chunk & _BRACKET_MASK == _BRACKET) | (chunk == _COLON)) & ~inside))
-        commas += int(np.count_nonzero((chunk == _COMMA) & ~inside))
-    return parts, commas
+        yield chunk, ~inside
