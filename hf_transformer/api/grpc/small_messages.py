@@ -133,10 +133,11 @@ class SmallMessages:
 
     def _release(self) -> None:
         """Gives a slot to the address and the connection whose last turn is the longest ago."""
-        if not self._waiting:
+        waiting = [turn for turn in reversed(self._waiting) if not turn.done()]  # a cancelled one has not left yet
+        if not waiting:
             self._free += 1
             return
-        turn = min(reversed(self._waiting), key=self._last_turns)
+        turn = min(waiting, key=self._last_turns)
         del self._waiting[turn]
         turn.set_result(True)
 
@@ -154,7 +155,8 @@ class SmallMessages:
             addresses, peers = Counter(map(address_of, self._waiting.values())), Counter(self._waiting.values())
             last = max(self._waiting, key=lambda turn: (addresses[address_of(of := self._waiting[turn])], peers[of]))
             del self._waiting[last]
-            last.set_result(False)
+            if not last.done():
+                last.set_result(False)
         try:
             has_slot = await turn
         except asyncio.CancelledError:

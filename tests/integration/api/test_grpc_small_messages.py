@@ -13,7 +13,7 @@ import pytest
 
 from hf_transformer.api.grpc import small_messages
 from hf_transformer.api.grpc.introspection import HEALTH_LIST, MAX_CONNECTION_WATCHES, MIN_WATCHES
-from hf_transformer.api.grpc.small_messages import MAX_MESSAGE_BYTES, MAX_READING
+from hf_transformer.api.grpc.small_messages import MAX_MESSAGE_BYTES, MAX_READING, SmallMessages
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -175,3 +175,22 @@ async def test_calls_without_messages_delay_no_health_check_of_another_address()
         for call in calls:
             call.cancel()
         assert max(times) < 1.0, times  # kubelet's default timeout
+
+
+async def test_calls_that_end_together_give_their_slots_back() -> None:
+    """Those that read and those that wait, as when a client closes its connection. A slot was lost for each."""
+    small, readers = SmallMessages(), 3 * MAX_READING
+
+    async def read() -> None:
+        async with small._slot("ipv4:127.0.0.1:1"):
+            await asyncio.Event().wait()
+
+    for _ in range(MAX_READING):
+        tasks = [asyncio.create_task(read()) for _ in range(readers)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(SECONDS), AsyncExitStack() as stack:
+        for _ in range(MAX_READING):
+            await stack.enter_async_context(small._slot("ipv4:127.0.0.1:2"))
