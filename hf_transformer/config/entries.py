@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ def read_repository(folder: str, known_models: Collection[str] = ()) -> tuple[li
     other folders."""
     entries, notes = [], []
     try:
-        paths = sorted(path for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith("."))
+        paths = sorted(path for path in Path(folder).iterdir() if isdir(path) and path.name[0] != ".")
     except OSError as exc:
         raise ConfigError(f"{folder} can't be read: {exc.strerror}") from None
     for path in paths:

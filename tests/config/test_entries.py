@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_transformer.app.models import watched_files
 from hf_transformer.config import entries
 from hf_transformer.config.entries import MAX_MODELS, ModelEntries, read_repository
 from hf_transformer.config.option import options_of
@@ -417,3 +418,18 @@ def test_an_entry_without_a_predictor_needs_no_host(tmp_path: Path) -> None:
     configs, warnings = ModelEntries([f"--models={path}"], {}).read()
     assert [(one.predictor_protocol, one.predictor_host) for one in configs] == [("none", ""), ("v2", "triton")]
     assert warnings == []
+
+
+def test_links_to_themselves_are_neither_files_nor_folders(tmp_path: Path) -> None:
+    """One of them in a folder stopped the changes of all models."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for link in (tmp_path / "loop", folder / "loop", folder / "vocab.txt"):
+        link.symlink_to(link)
+    (folder / "1_folder").symlink_to(folder)
+    assert watched_files(str(tmp_path)) == [
+        *(str(tmp_path), str(folder)),
+        *(str(folder / "config.json"), str(folder / "1_folder" / "config.json")),
+    ]
+    assert read_repository(str(tmp_path)) == ([], [f"{folder} is not served: no tokenizer files"])
