@@ -35,8 +35,10 @@ IGNORED: Final = "x-ignored-parameters"
 
 
 def path_pattern(template: str) -> re.Pattern[str]:
-    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub."""
-    return re.compile(compile_path(template)[0].pattern.replace(_NAME_PART, _NAME))
+    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub.
+
+    Starlette's patterns also match a path with a line end after it."""
+    return re.compile(compile_path(template)[0].pattern.replace(_NAME_PART, _NAME).replace("$", r"\Z"))
 
 
 @dataclass(slots=True)

@@ -435,7 +435,7 @@ def watched_files(path: str) -> list[str]:
     """Lists the file of --models, or the files of the models in --model_repository with their folders."""
     if not os.path.isdir(path):
         return [path]
-    folders = [entry.path for entry in _visible(path) if entry.is_dir()]
+    folders = [entry.path for entry in _visible(path) if os.path.isdir(entry.path)]
     return [path, *(name for folder in folders for name in (folder, *model_files(folder)))]
 
 
@@ -443,9 +443,10 @@ def model_files(folder: str) -> list[str]:
     """Lists the files of a model that the service reads: those of its folder and of subfolders such as 1_Pooling, but
     not those of Triton's versions."""
     entries = _visible(folder)
-    inner = [entry.path for entry in entries if entry.is_dir() and not entry.name.isdigit()]
+    # Unlike the entries' own methods, os.path takes a link to itself for neither a file nor a folder.
+    inner = [entry.path for entry in entries if os.path.isdir(entry.path) and not entry.name.isdigit()]
     files = [*entries, *(entry for path in inner for entry in _visible(path))]
-    return [entry.path for entry in files if entry.is_file()]
+    return [entry.path for entry in files if os.path.isfile(entry.path)]
 
 
 def _visible(folder: str) -> list[os.DirEntry[str]]:
