@@ -22,6 +22,7 @@ from hf_transformer.api.dialects.fields import (
     read_precision,
     read_purpose,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
 from hf_transformer.api.errors import expect, expect_items
@@ -54,7 +55,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     for index, chunks in enumerate(inputs):  # the task reads them one by one, until the answer has too many values
         call.budget.few(f"inputs[{index}]", expect_items(chunks, f"inputs[{index}]", "a list of strings"))
         documents.append({"chunks": chunks})
-    options = move_if_present(parameters, output_dimension="dimensions")
+    options = unit_length(model) | move_if_present(parameters, output_dimension="dimensions")
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(
         parameters, ALIASES, lambda path: field_name(path).replace("].chunks", "]", 1)
