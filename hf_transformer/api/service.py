@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.core.limits import Admission, Limits
 from hf_transformer.core.model import ServedModel
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 Model: TypeAlias = ServedModel[Pipeline]
+Result = TypeVar("Result")
 
 MAX_SHOWN_NAME = 200
 """Maximum characters of an unknown name in an error message."""
@@ -328,6 +329,13 @@ class Service:
     tracing: Tracing | None = None
     executor: Executor | None = None
     control: ModelControl | None = None
+    _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def in_turn(self, parse: Callable[[], Result]) -> Result:
+        """Parses a large body in a thread, one at a time: parsers hold the interpreter's lock, for up to 0.2 s, and the
+        event loop has its turn between them."""
+        async with self._parsing:
+            return await asyncio.get_running_loop().run_in_executor(self.executor, parse)
 
 
 def generative(model: Model, route: str) -> GenerativeModel:

@@ -17,10 +17,9 @@ from hf_transformer.protocol import json_text
 from hf_transformer.protocol.json_text import (
     MAX_NESTING,
     JsonLimits,
+    Shape,
     check_depth,
     check_size,
-    count_outside_strings,
-    nesting_of,
     parse_answer,
     parse_json,
 )
@@ -43,16 +42,21 @@ def parts_and_commas(value: Any) -> tuple[int, int]:
     return 1 + keys + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(commas for _, commas in inner)
 
 
+def counted(text: bytes) -> tuple[int, int]:
+    shape = Shape.of(text)
+    return shape.parts, shape.commas
+
+
 @given(VALUES, st.booleans())
 def test_characters_in_strings_are_not_counted(value: Any, ascii: bool) -> None:
-    assert count_outside_strings(json.dumps(value, ensure_ascii=ascii).encode()) == parts_and_commas(value)
+    assert counted(json.dumps(value, ensure_ascii=ascii).encode()) == parts_and_commas(value)
 
 
 @given(VALUES, st.integers(1, 7))
 def test_strings_may_span_several_chunks(value: Any, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_text, "_CHUNK_BYTES", size)
-        assert count_outside_strings(orjson.dumps(value)) == parts_and_commas(value)
+        assert counted(orjson.dumps(value)) == parts_and_commas(value)
 
 
 def test_code_in_a_prompt_is_accepted() -> None:
@@ -114,7 +118,7 @@ def test_the_depth_is_that_of_the_value(value: Any, ascii: bool) -> None:
             return 0
         return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
-    assert nesting_of(json.dumps(value, ensure_ascii=ascii).encode()) == depth(value)
+    assert Shape.of(json.dumps(value, ensure_ascii=ascii).encode()).depth == depth(value)
 
 
 NO_JSON = {

@@ -143,7 +143,7 @@ async def render_prompt(
         if name in RESERVED_VARIABLES:
             raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
     return await template.render_off_loop(
-        len(call.body),
+        call.size,
         messages,
         tools=[tool_form(tool) for tool in tools] or None,
         add_generation_prompt=parameters.flag("add_generation_prompt", True),
