@@ -118,6 +118,43 @@ async def test_a_child_opens_no_file_and_no_socket_and_is_the_first_victim_of_lo
         assert proc(child, "oom_score_adj") == "1000\n"
 
 
+CHAINS = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from hf_transformer.errors import TooLarge
+from hf_transformer.generation.children import ChildPool
+from hf_transformer.generation.constraint import Constraint
+from hf_transformer.generation.grammars import byte_tokenizer, compile_grammar
+
+async def compiles(pool, depth):
+    parts = {f"p{n}": {"properties": {"a": {"$ref": f"#/$defs/p{n + 1}"}}} for n in range(depth)}
+    chain = Constraint.of("json_schema", {"$ref": "#/$defs/p0", "$defs": {**parts, f"p{depth}": {}}})
+    try:
+        await pool.run("compile", chain, "")
+    except TooLarge:
+        return False
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(compile_grammar, byte_tokenizer(), chain, "").result()
+    return True
+
+async def main():
+    async with ChildPool(1, seconds=20) as pool:
+        print([await compiles(pool, depth) for depth in (20, 60, 200, 400, 600, 900, 1000)])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", ["unlimited", "8192"])
+def test_what_a_child_compiles_fits_into_the_stack_of_a_thread(kilobytes: str) -> None:
+    """Each reference of a chain takes some kilobytes of the stack."""
+    command = ["sh", "-c", f'ulimit -S -s {kilobytes} && exec "$0" -c "$1"', sys.executable, CHAINS]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("[True, True, ") and done.stdout.endswith(", False]\n")
+
+
 PROGRAM = """
 import asyncio, sys
 from hf_transformer.generation.children import ChildPool
