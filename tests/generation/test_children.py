@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from hf_transformer.errors import TooLarge, TooManyRequests
+from hf_transformer.errors import TooLarge, TooManyRequests, Unavailable
 from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint
 from tests.generation.hostile_constraints import COMPILED
@@ -79,6 +79,15 @@ async def test_a_killed_process_is_replaced(victim: Callable[[int], int]) -> Non
         os.kill(killed, signal.SIGKILL)
         await asyncio.sleep(0.2)
         assert await pool.run("verify", ORDINARY, "", '{"a": 1}') == ""
+
+
+async def test_a_request_gets_503_while_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ChildPool(1) as pool:
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", "/nowhere")
+            with pytest.raises(Unavailable, match="child process"):
+                await pool.run("compile", ORDINARY, "")
+        await pool.run("compile", ORDINARY, "")
 
 
 async def test_a_child_takes_a_limited_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
