@@ -361,6 +361,9 @@ class PipelineBuilder:
     sandbox: Sandbox = field(default_factory=Sandbox)
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
+    def __post_init__(self) -> None:
+        self.metrics.watch_cache_checks(self.model.tokenizer.cache_checks)
+
     def tokenizing(self, spec: ModelSpec) -> TokenizingPipeline:
         """Builds the pipeline of a model without a predictor."""
         return TokenizingPipeline(self.config.model_name, self.model.tokenizer, self._options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 import numpy as np
@@ -59,6 +60,12 @@ KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
 """KServe's settings, for a model folder without sentence-transformers files."""
 
 
+class Scale(Enum):
+    """A value of ``normalize`` that an API sets and no client can send."""
+
+    DENSE = "dense vectors have a length of 1 at every size, other representations that of the model's files"
+
+
 @dataclass(frozen=True, slots=True)
 class TextEmbeddingOptions:
     """A request's parameters.
@@ -66,13 +73,13 @@ class TextEmbeddingOptions:
     Attributes:
         prompt_from: the parameter that sets the prompt; None for the model's default.
         skips: the number of leading tokens to omit from pooling, in the first window and, if different, in the others.
-        normalize: whether to normalize before or after truncation to ``dimensions``.
+        normalize: whether to normalize dense vectors before or after truncation to ``dimensions``.
         exact: whether vectors with fewer than ``dimensions`` components are an error.
         representations: the wanted ones of DENSE, SPARSE and MULTI_VECTOR.
         named: whether the answer is an object by representation; else it is the only representation itself.
         precision, binary_zero: see quantize.
         input_type: "query", "document", or "" if the request and the model say nothing.
-        scale: the request's ``normalize``; None if absent.
+        scale: the request's ``normalize`` for sparse vectors and vectors of tokens; None if the files decide.
     """
 
     prompt: str
@@ -172,12 +179,13 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         wanted, named = self._read_representations(checked)
         precision, zero = checked.choice("precision", "float32", PRECISIONS), checked.flag("binary_zero", False)
-        self._check_precision(checked, wanted, precision)
+        scale = self._read_normalize(checked)
+        self._check_precision(checked, wanted, precision, scale)
         return TextEmbeddingOptions(
             prompt,
             prompt_from if prompt else None,
             (skip, 0) if skip and overflow == "window" else (skip,),
-            "after" if precision in BYTES else self._read_normalize(checked),
+            "after" if precision in BYTES else self._when_to_normalize(scale),
             dimensions,
             exact,
             overflow,
@@ -187,7 +195,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             precision,
             zero,
             input_type,
-            checked.flag("normalize", True) if "normalize" in checked else None,
+            None if scale is Scale.DENSE else scale,
         )
 
     def _read_representations(self, parameters: Parameters) -> tuple[tuple[str, ...], bool]:
@@ -203,7 +211,9 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return tuple(dict.fromkeys(names)), True
 
     @staticmethod
-    def _check_precision(parameters: Parameters, wanted: Sequence[str], precision: str) -> None:
+    def _check_precision(
+        parameters: Parameters, wanted: Sequence[str], precision: str, scale: bool | Scale | None
+    ) -> None:
         """Raises InvalidInput for parameters without effect on the wanted representations or the precision."""
         if wanted in ((SPARSE,), (TOKEN_EMBEDDINGS,)):
             for name in ("dimensions", "precision"):
@@ -212,14 +222,20 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
                     raise InvalidInput(f"parameters.{name}", f"no value for {alone} alone")
         if "binary_zero" in parameters and precision not in BITS:
             raise InvalidInput("parameters.binary_zero", f"no value without a precision of {' or '.join(BITS)}")
-        if precision in BYTES and not parameters.flag("normalize", True):
+        if precision in BYTES and scale is False:
             expected = f"true for the precision {precision}, which is a range of unit vectors' components"
             raise InvalidInput("parameters.normalize", expected, "false")
 
-    def _read_normalize(self, parameters: Parameters) -> Literal["before", "after", "no"]:
-        """Reads ``normalize``. By default the model folder decides: its Normalize module runs before truncate_dim."""
-        if "normalize" in parameters:
-            return "after" if parameters.flag("normalize", True) else "no"
+    @staticmethod
+    def _read_normalize(parameters: Parameters) -> bool | Scale | None:
+        """Reads ``normalize``; None if absent."""
+        value = parameters.get("normalize")
+        return value if value is None or isinstance(value, Scale) else parameters.flag("normalize", True)
+
+    def _when_to_normalize(self, scale: bool | Scale | None) -> Literal["before", "after", "no"]:
+        """By default the model folder decides: its Normalize module runs before truncate_dim."""
+        if scale is not None:
+            return "after" if scale else "no"
         if self.settings.sentence_transformers is None:
             return "after"
         return "before" if self._files.normalize else "no"

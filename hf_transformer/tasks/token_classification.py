@@ -22,7 +22,7 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
-from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
+from hf_transformer.tasks.entities import OUTSIDE, STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_finite, softmax
@@ -33,7 +33,7 @@ from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
-IGNORED_LABELS = ("O",)
+IGNORED_LABELS = (OUTSIDE,)
 """The default of transformers' token-classification pipeline."""
 ENTITY_VALUES = 6
 """The number of values per token in the pipeline format: entity, score, index, word, start and end."""

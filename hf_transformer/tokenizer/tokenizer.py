@@ -78,8 +78,10 @@ class Tokenizer:
         marks_subwords: whether tokens that continue a word have a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
+        source: the origin of the ids in words, see LoadedTokenizer.
+        file: the path of tokenizer.json.
 
-    Missing tokens and their ids are None.
+    Missing tokens, their ids and a missing file are None.
     """
 
     token_to_id: Callable[[str], int | None]
@@ -95,6 +97,7 @@ class Tokenizer:
         self.max_length = max_length
         backend, self._slow = loaded.backend, loaded.slow
         self._backend: Any = backend
+        self.source, self.file = loaded.source, loaded.file
         vocab: dict[str, int] = {} if backend else self._slow.get_vocab()
         names = {number: token for token, number in vocab.items()}
         self.token_to_id = backend.token_to_id if backend else vocab.get
@@ -149,6 +152,11 @@ class Tokenizer:
                 names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # each looked up once
                 encoding.tokens = [names[number] for number in encoding.ids]
         return encodings
+
+    def cache_checks(self) -> Mapping[str, float]:
+        """The number of texts whose cached ids were compared with the library's, by result. Empty without a cache."""
+        engine = self._engine
+        return engine.cache_check.results if isinstance(engine, RustEngine) and engine.has_cache else {}
 
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None

@@ -6,8 +6,9 @@
     POST /v2/embed   the same and "inputs", "output_dimension", "max_tokens" -> always by type
     POST /v2/rerank  {"query", "documents", "top_n", "max_tokens_per_doc"} -> {"id", "results", "meta"}
 
-A bit of binary and ubinary is set for x >= 0, as in vLLM's route of this API. int8 and uint8 divide the range [-1, 1]
-of unit vectors. All types of a request come from one pass of the model.
+Vectors have a length of 1 at every ``output_dimension``. All types of a request are those of the same vector, from one
+pass of the model: a bit of binary and ubinary is set for x >= 0, as in vLLM's route of this API, and int8 and uint8
+divide the range [-1, 1].
 
 Sources: https://docs.cohere.com/reference/embed, https://docs.cohere.com/v1/reference/embed and
 https://docs.cohere.com/reference/rerank
@@ -27,6 +28,7 @@ from hf_transformer.api.dialects.fields import (
     read_strings,
     read_truncation,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_message
 from hf_transformer.api.errors import expect
@@ -38,7 +40,6 @@ from hf_transformer.api.service import Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.pooling import unit
 from hf_transformer.tasks.quantization import BYTES, quantize
 from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES
 from hf_transformer.types.http import Response
@@ -65,7 +66,7 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
     require_representation(model, DENSE)
     field, texts = _read_texts(parameters, call.budget)
     types = _read_types(parameters)
-    options = move_if_present(parameters, "max_tokens", output_dimension="dimensions")
+    options = unit_length(model) | move_if_present(parameters, "max_tokens", output_dimension="dimensions")
     options |= read_truncation(parameters, default="END")
     options |= read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(parameters, ALIASES, field_name)
@@ -106,8 +107,10 @@ def _read_types(parameters: Parameters) -> list[str]:
 
 
 def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Json]]:
-    """Renders float32 vectors [D] in each of ``types``. Raises InvalidInput for bits of a vector whose size is not a
-    multiple of 8, as vLLM does."""
+    """Renders unit vectors, float32 [D], in each of ``types``.
+
+    Raises InvalidInput for bits of a vector whose size is not a multiple of 8, as vLLM does.
+    """
     embeddings: dict[str, list[Json]] = {}
     for name in types:
         if name == "float":
@@ -115,7 +118,7 @@ def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Js
         elif name == "base64":
             embeddings[name] = [to_base64(vector) for vector in vectors]
         elif name in BYTES:
-            embeddings[name] = [quantize(unit(vector), name) for vector in vectors]
+            embeddings[name] = [quantize(vector, name) for vector in vectors]
         else:
             if size := len(vectors[0]) % BITS:
                 expected = f"another type for vectors of {len(vectors[0])} components"

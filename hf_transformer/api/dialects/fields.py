@@ -16,7 +16,7 @@ from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks import quantization
 from hf_transformer.tasks.parameters import Parameters, input_type_of, prompt_for_purpose
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TextEmbedding
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, Scale, TextEmbedding
 from hf_transformer.types.request import Json, RequestBudget
 
 TRUNCATION = ("truncation", "truncate")
@@ -56,6 +56,17 @@ def require_representation(model: Model, name: str) -> None:
     if name not in available:
         has = " and ".join(VECTORS[known] for known in available)
         raise InvalidInput("model", f"a model with {VECTORS[name]}", f"{model.name!r}, which has {has}")
+
+
+def unit_length(model: Model, *, promised: bool = True) -> dict[str, Json]:
+    """Returns the parameter ``normalize`` for dense vectors of length 1, unless a request says otherwise.
+
+    Args:
+        promised: whether the API promises this length for every model. Otherwise the model's files decide whether to
+            normalize, and an answer with fewer ``dimensions`` has the length of a complete one.
+    """
+    files = model.task.settings.sentence_transformers
+    return {"normalize": Scale.DENSE} if promised or files is None or files.normalize else {}
 
 
 def read_truncation(parameters: Parameters, default: str | None = None) -> dict[str, Json]:

@@ -26,6 +26,7 @@ from hf_transformer.api.dialects.fields import (
     read_purpose,
     read_truncation,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
 from hf_transformer.api.errors import expect, expect_items
@@ -101,7 +102,8 @@ async def embed_tensors(model: Model, request: InferRequest, context: Context) -
     if isinstance(known.get(TRUNCATE), str):  # the package's enumerations have these words in lower case
         known[TRUNCATE] = known[TRUNCATE].upper()
     parameters = Parameters(known, PARAMETERS)
-    options = move_if_present(parameters, "dimensions") | read_truncation(parameters, default="NONE")
+    options = unit_length(model) | move_if_present(parameters, "dimensions")
+    options |= read_truncation(parameters, default="NONE")
     options |= read_precision(parameters, EMBEDDING_TYPE) | read_purpose(parameters, "input_type", model)
     query = Query(read_instances(inputs, model.task.fields), options, tensors=True, counts=True)
     answers = await model.predict(query, context)

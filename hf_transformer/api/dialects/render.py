@@ -22,8 +22,9 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect
-from hf_transformer.api.openai.chat import read_tools, render_prompt, require_template
+from hf_transformer.api.openai.chat import render_prompt, require_template
 from hf_transformer.api.openai.fields import GENERATION, choose_model, field_name, read_texts, render_error
+from hf_transformer.api.openai.tools import read_tools
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
@@ -165,14 +166,13 @@ async def render_chat(service: Service, call: Call, model: GenerativeModel, para
         raise InvalidInput("chat_template", "no template", hint="the service renders only templates of its operator")
     if parameters.flag("continue_final_message", False) and parameters.flag("add_generation_prompt", True):
         raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
-    tools = [_as_vllm(tool) for tool in read_tools(parameters.get("tools"), call.limits)]
-    return await render_prompt(
-        call, template, parameters, tools if template.supports_tools else [], **_variables(parameters)
-    )
+    tools = read_tools(parameters.get("tools"), call.limits)
+    shown = tools if template.supports_tools else []
+    return await render_prompt(call, template, parameters, shown, tool_form=_as_vllm, **_variables(parameters))
 
 
 def _as_vllm(tool: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns a tool with the fields, order and nulls with which vLLM gives it to a template."""
+    """Returns a tool with the fields, order and nulls with which vLLM gives it to a template, its schema as sent."""
     function = tool["function"]
     names = ("name", "description", "parameters", *(("strict",) if "strict" in function else ()))
     return {"type": "function", "function": {name: function.get(name) for name in names}}

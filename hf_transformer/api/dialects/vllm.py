@@ -30,6 +30,7 @@ from hf_transformer.api.dialects.fields import (
     read_truncation,
     representations,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
@@ -191,7 +192,9 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
         rows, answers = await _probabilities(model, call, instances, parameters)
         vectors: list[Json] = [np.array(row, np.float32) for row in rows]
     else:
-        options = read_truncation(parameters) | _embedding_options(parameters, kinds[kind])
+        # As in vLLM, the model's files decide whether vectors have a length of 1, after the cut to dimensions.
+        options = unit_length(model, promised=False) if kinds[kind] == DENSE else {}
+        options |= read_truncation(parameters) | _embedding_options(parameters, kinds[kind])
         answers = await model.predict(Query(instances, options, name="input"), call.context)
         vectors = [_vector(prediction, kinds[kind]) for prediction in answers.predictions]
     data = [

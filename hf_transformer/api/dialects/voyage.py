@@ -23,6 +23,7 @@ from hf_transformer.api.dialects.fields import (
     read_purpose,
     read_strings,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
 from hf_transformer.api.errors import expect
@@ -54,7 +55,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     documents = [
         {"chunks": read_strings(f"inputs[{index}]", chunks, call.budget)} for index, chunks in enumerate(inputs)
     ]
-    options = move_if_present(parameters, output_dimension="dimensions")
+    options = unit_length(model) | move_if_present(parameters, output_dimension="dimensions")
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(
         parameters, ALIASES, lambda path: field_name(path).replace("].chunks", "]", 1)

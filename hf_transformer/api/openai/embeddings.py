@@ -13,6 +13,8 @@ have the same body and answer (api/dialects/fields.py):
     NVIDIA NIM  input_type, truncate, embedding_type, modality; a model's name with -query or -passage
     vLLM        truncate_prompt_tokens, truncation_side, use_activation
 
+Dense vectors have a length of 1, as OpenAI promises, at every size; ``normalize``: false keeps the model's length.
+
 Sources: https://platform.openai.com/docs/api-reference/embeddings/create and those in api/dialects/fields.py
 """
 
@@ -31,6 +33,7 @@ from hf_transformer.api.dialects.fields import (
     read_purpose,
     read_truncation,
     representations,
+    unit_length,
 )
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, read_texts, usage
 from hf_transformer.api.responses import reply_arrays
@@ -156,7 +159,7 @@ def _is_text(item: Json) -> bool:
 
 def _options(parameters: Parameters, model: Model) -> dict[str, Json]:
     """Returns the parameters of the task. Fields of two APIs that mean the same can't be together."""
-    options = move_if_present(parameters, *PARAMETERS) | read_truncation(parameters)
+    options = unit_length(model) | move_if_present(parameters, *PARAMETERS) | read_truncation(parameters)
     for target in ("dimensions", "normalize"):
         field = parameters.one_of(*ALIASES[target])
         if field is not None:
