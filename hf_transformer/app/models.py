@@ -396,7 +396,7 @@ class ModelSet:
         """
         if isinstance(error, TransformerError):
             text, target = error.message if isinstance(error, LoadError) else str(error), self._target(name)
-            reason = without_folders(text, "" if target is None else target.config.model_dir)
+            reason = without_folders(text, *([] if target is None else folders_of(target.config)))
         else:
             reason = f"internal error: {type(error).__name__}"
         if self._models.errors.get(name) != reason:
@@ -432,6 +432,12 @@ class ModelSet:
         task = asyncio.create_task(finish())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+
+def folders_of(config: Config) -> list[str]:
+    """Lists the paths in the flags of a model's files."""
+    paths = [config.model_dir, config.model_id, config.chat_template, config.rerank_template]
+    return [path for path in paths if path is not None and os.path.isabs(path)]
 
 
 def watched_files(path: str) -> list[str]:

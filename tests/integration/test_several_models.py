@@ -379,6 +379,7 @@ def test_a_client_s_error_names_no_folder_of_the_server(serve: Serve, triton: Lo
     entries.append(
         {"model_name": "template", "model_dir": str(REPOSITORY / "gpt2"), "chat_template": f"{home}/x.jinja"}
     )
+    entries.append({"model_name": "hub", "model_id": f"{home}/a model"})
     with several(serve, triton, tmp_path / "models.json", entries) as service:
         for item in entries:
             name = item["model_name"]
@@ -397,7 +398,8 @@ def test_a_client_s_error_names_no_folder_of_the_server(serve: Serve, triton: Lo
             assert f"model {name!r} can't be loaded" in service.log
         for name in ("json", "array", "absent"):
             assert str(home / name) in service.log
-        assert str(tmp_path) not in service.client.get("/v2/health/ready").text
+        for path in ("/v2/health/ready", "/info"):
+            assert str(tmp_path) not in service.client.get(path).text
 
 
 @contextmanager
