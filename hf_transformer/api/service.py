@@ -57,7 +57,7 @@ class Models:
         self.unloaded: frozenset[str] = frozenset()
         """The absent models that a client has unloaded. They don't affect readiness."""
         self.errors: dict[str, str] = {}
-        """The errors of changes that could not be applied, by model, or by the file for all of them (``set_error``)."""
+        """The errors of changes that could not be applied, by model, or by the flag of all of them (``set_error``)."""
         self.since: dict[str, float] = {}
         """When each model ceased to be served as it is declared, in seconds since 1970; without the other models."""
         self.uncounted: set[str] = set() if board is None else set(board.uncounted)
@@ -263,7 +263,7 @@ class Models:
         self.uncounted -= {model.name for model in ready}
         self._was_ready = self.is_ready
         self._has_been_ready |= self._was_ready
-        unserved = [model.name for model in self.served if not model.is_ready]
+        unserved = [model.name for model in self.served if not model.is_ready or model.lost]
         failed = [name for name in self.errors if name in self._order]
         now = time.time()
         self.since = {name: self.since.get(name, now) for name in [*unserved, *self._missing(), *failed]}
@@ -277,7 +277,7 @@ class Models:
         return {name: self.since.get(name, 0.0) for name in self._order or self._served}
 
     def set_error(self, name: str, error: str) -> None:
-        """Sets the error of a model's change, or of the file of all models; an empty text removes it."""
+        """Sets the error of a model's change, or of all models under their flag; an empty text removes it."""
         if error:
             self.errors[name] = error
         else:

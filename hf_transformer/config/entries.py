@@ -53,14 +53,15 @@ class EntrySettings(NamedTuple):
 class ModelEntries:
     """The models of a command line and environment. Worker processes get a pickled copy.
 
-    ``path`` is the file or folder to watch for changes of the models; None for the one model of plain flags. Raises
-    ConfigError as ``parse_config`` does.
+    ``path`` is the file or folder to watch for changes of the models, and ``flag`` the flag that has it; None for the
+    one model of plain flags. Raises ConfigError as ``parse_config`` does.
     """
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self._argv, self._environ = tuple(argv), dict(environ)
         service, _ = parse_config(argv, environ)
         self.path = service.models or service.model_repository
+        self.flag = None if self.path is None else "--models" if service.models else "--model_repository"
 
     def read(self, known_models: Collection[str] = ()) -> tuple[list[Config], list[str]]:
         """Returns the configuration of each model, equal to that of a service of this model alone, and warnings in
