@@ -23,15 +23,12 @@ from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
-from hf_transformer.app.wiring import Diagnose, LoadedModel, limits_of, load_model, predictor_settings
+from hf_transformer.app.wiring import Diagnose, LoadedModel, limits_of, load_model, predictor_settings, sandbox_of
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.extras import install_command
-from hf_transformer.generation.children import ChildPool
-from hf_transformer.generation.grammar_memory import GrammarMemory
-from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -75,10 +72,7 @@ def build_app(
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
     warns = board is None or board.index == 0
-    sandbox = Sandbox(
-        ChildPool(config.max_children, seconds=config.child_timeout_seconds, max_bytes=config.max_child_bytes),
-        GrammarMemory(config.max_constraint_bytes),
-    )
+    sandbox = sandbox_of(config)
     factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns, sandbox)
     tracing = open_tracing(config)
     models = Models(ready_when=config.ready_when, board=board)

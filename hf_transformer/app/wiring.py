@@ -31,6 +31,8 @@ from hf_transformer.core.scheduler import (
 from hf_transformer.errors import ConfigError, LoadError, RequestError
 from hf_transformer.generation.build import generator_settings, make_generator
 from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.generation.children import ChildPool
+from hf_transformer.generation.grammar_memory import GrammarMemory
 from hf_transformer.generation.inputs import FIELDS
 from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.pipeline import GenerationPipeline
@@ -433,6 +435,12 @@ class PipelineBuilder:
         config = self.config
         log_texts = partial(_log_texts, config.max_log_len) if config.enable_log_requests else None
         return PipelineOptions(self.executor, limits_of(config), self.metrics, log_texts)
+
+
+def sandbox_of(config: Config) -> Sandbox:
+    """Returns the sandbox of a service, whose child processes run once they are entered."""
+    children = ChildPool(config.max_children, seconds=config.child_timeout_seconds, max_bytes=config.max_child_bytes)
+    return Sandbox(children, GrammarMemory(config.max_constraint_bytes))
 
 
 def limits_of(config: Config) -> Limits:

@@ -72,7 +72,11 @@ class WorkerBoard:
     def __init__(self, count: int, inherited: Any = None) -> None:
         self.count = count
         self.index = -1  # this worker's slot, once claimed
-        self._file = os.memfd_create("workers") if inherited is None else inherited.detach()
+        if inherited is not None:
+            self._file = inherited.detach()
+            return
+        self._file = os.memfd_create("workers")
+        # Only the file's creator sets its size: a worker that starts later would cut off the last names.
         os.ftruncate(self._file, self._start(count, 1) + NAMES_HEADER_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:

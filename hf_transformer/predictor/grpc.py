@@ -81,8 +81,9 @@ class GrpcPredictor(Transport):
         placements = NO_PLACEMENTS if destination is None else destination.placements
         model = self._model_name
         request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, placements)
+        connections = self._opened().for_texts() if call.max_bytes else self._opened()
         try:
-            response = await self._opened().call("ModelInfer", request, metadata_of(call.headers), call.cancellable)
+            response = await connections.call("ModelInfer", request, metadata_of(call.headers), call.cancellable)
         except RequestError as error:
             if destination is not None:
                 destination.settled = has_ended(error)

@@ -20,6 +20,7 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
@@ -78,6 +79,8 @@ class GrpcConnections(SharedConnections):
         host = f"[{address.host}]" if ":" in address.host else address.name
         self.address = str(address)
         self.timeout = settings.timeout
+        self._settings = settings
+        self._texts: GrpcConnections | None = None
         self._target = f"dns:///{quote(host, safe='[]:')}:{address.port}"
         self._options = _options(settings, address)
         self._credentials: _Credentials | None = None
@@ -95,7 +98,19 @@ class GrpcConnections(SharedConnections):
         if self._credentials is not None:
             self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_channel())))
 
+    def for_texts(self) -> GrpcConnections:
+        """The connections for generated texts, with the limit of a stream's responses. gRPC has one limit for all
+        responses of a method, and other models answer ModelInfer with large tensors."""
+        if self._texts is None:
+            limit = min(self._settings.max_response_bytes, self._settings.max_event_bytes)
+            self._texts = GrpcConnections(replace(self._settings, max_response_bytes=limit))
+            self._texts.open()
+        return self._texts
+
     async def close(self) -> None:
+        if self._texts is not None:
+            await self._texts.close()
+            self._texts = None
         channels = [self._current_channel(), *self._retired]
         self._channel = None
         self._retired.clear()

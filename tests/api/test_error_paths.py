@@ -26,7 +26,7 @@ OPENAI, V1, V2 = "/openai/v1", "/v1/models/gpt2", "/v2/models/gpt2"
 COMPLETION = {"model": "gpt2", "prompt": PROMPT}
 CHAT = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi"}]}
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
-BACKEND = [{**TENSOR, "name": "text_input"}, {**TENSOR, "name": "stop_words", "shape": [17], "data": [""] * 17}]
+BACKEND = [{**TENSOR, "name": "text_input"}, {**TENSOR, "name": "stop_words", "data": ["x" * 1001]}]
 SAMPLING = {"sampling_parameters": '{"top_p": 9}'}
 
 CASES: list[tuple[str, Any, int, str]] = [

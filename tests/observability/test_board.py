@@ -136,6 +136,12 @@ def test_workers_become_ready_together_and_a_replacement_takes_the_slot_of_the_d
     assert board.waiting_for == 0, "once all have been ready, each is ready or not for itself"
 
 
+def test_a_worker_that_starts_later_leaves_the_names_as_they_are(board: WorkerBoard, start: Any) -> None:
+    board.unloaded, board.uncounted = ["bert"], ["gpt", "réranker"]
+    start().order(True)
+    assert board.unloaded == ["bert"] and board.uncounted == ["gpt", "réranker"]
+
+
 def test_counters_outlive_their_workers(board: WorkerBoard, start: Any) -> None:
     metrics, _ = worker(board, 2, True)
     metrics.count_request("v1", 200, model="bert")

@@ -17,6 +17,7 @@ from hf_transformer.app.wiring import (
     PipelineBuilder,
     load_model,
     predictor_settings,
+    sandbox_of,
 )
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
 from hf_transformer.commands.doctor.network import PORTS
@@ -170,8 +171,10 @@ async def contract(subject: Subject) -> list[Finding]:
 
     config, executor = subject.config, subject.stack.enter_context(ThreadPoolExecutor(2))
     metrics = Metrics().of(config.model_name)  # no server exposes these metrics
+    sandbox = sandbox_of(config)
+    await subject.stack.enter_async_context(sandbox.children)
     try:
-        build = PipelineBuilder(config, subject.loaded, subject.predictor, metrics, executor, keep)
+        build = PipelineBuilder(config, subject.loaded, subject.predictor, metrics, executor, keep, sandbox)
         subject.pipeline = pipeline = build(subject.spec)
     except ContractError as error:
         return [_mismatch(problem) for problem in error.problems]

@@ -83,7 +83,7 @@ class ScriptedModel:
     task: Any = FillMask
     chat_template = None
     requests = 0
-    is_ready = True
+    is_ready, lost = True, ""
     has_predictor = True
 
     def __init__(self, predict: Predict = echo) -> None:

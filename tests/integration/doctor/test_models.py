@@ -130,7 +130,7 @@ def test_the_command_prints_a_table_or_json(
     inferred, shared = "9 tokens -> logits [9, 1024]", DISALLOWED if newer else "36864 bytes arrived through /dev/shm"
     for text in ("triton 2.", inferred, shared, '-> "paris"; tokenize'):
         assert text in " ".join(table.split())
-    assert table.endswith(f"{'23 ok, 1 warning' if newer else '24 ok'}, 2 skipped; exit code 0\n")
+    assert table.endswith(f"{'24 ok, 1 warning' if newer else '25 ok'}, 2 skipped; exit code 0\n")
     assert command.run([*flags, "--json"], {}) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["model"], document["exit_code"]) == ("bert_masked", 0)
