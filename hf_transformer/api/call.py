@@ -20,7 +20,9 @@ from hf_transformer.types.request import Context, Json, RequestBudget
 
 V2_PATHS = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
 """The path templates of a model in V2 and in the generate extension. The longer one is first, since both match it."""
-_NAME_PART, _NAME = "(?P<model>[^/]+)", "(?P<model>[^/]+(?:/[^/]+)*)"
+_PART = r"(?!\.{1,2}(?:/|$))[^/]+"
+"""A segment of a name in a path, other than ``.`` and ``..``."""
+_NAME_PART, _NAME = "(?P<model>[^/]+)", f"(?P<model>{_PART}(?:/{_PART})*)"
 B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"x-b3-flags")
 """Zipkin's trace headers. Source: https://github.com/openzipkin/b3-propagation"""
 FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
@@ -38,9 +40,11 @@ UNPARSED: Final = object()
 
 
 def path_pattern(template: str) -> re.Pattern[str]:
-    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub.
+    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub, but
+    no dot segments.
 
-    Starlette's patterns also match a path with a line end after it."""
+    Starlette's patterns also match a path with a line end after it.
+    """
     return re.compile(compile_path(template)[0].pattern.replace(_NAME_PART, _NAME).replace("$", r"\Z"))
 
 

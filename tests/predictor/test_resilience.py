@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from typing import Any
 
 import pytest
 
@@ -525,6 +528,28 @@ async def test_a_silent_stream_is_a_timeout(responses: list[int | None]) -> None
             numbers.append(int(outputs["n"].data[0]))
     assert numbers == responses[:-1]
     assert harness.inner.events == ["stream", "closed"] and harness.errors("timeout") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"retries": 1}, {"retries": 9, "timeout": 0.0}, {"retries": 9, "budget": -10.0}],
+    ids=["without retries", "the last retry", "no time", "no budget"],
+)
+@pytest.mark.parametrize("wanted", [True, False], ids=["wanted", "unwanted"])
+async def test_an_error_is_freed_with_its_call(options: dict[str, Any], wanted: bool) -> None:
+    """In a cycle with its traceback, it would keep the predictor's answer until a garbage collection."""
+    harness, freed = ResilienceHarness(*down(2), **options), list[bool]()
+    for error in harness.inner.errors:
+        weakref.finalize(error, freed.append, True)
+    del error
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(RequestError):
+            await harness.infer(lambda: wanted)
+        assert len(freed) == 2 - len(harness.inner.errors) > 0
+    finally:
+        gc.enable()
 
 
 async def test_a_slow_reader_is_no_timeout() -> None:

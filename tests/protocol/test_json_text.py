@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,18 @@ def test_the_depth_is_that_of_the_value(value: Any, ascii: bool) -> None:
         return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
     assert Shape.of(json.dumps(value, ensure_ascii=ascii).encode()).depth == depth(value)
+
+
+@pytest.mark.parametrize("piece", [b'""', b'"[",', b'"\\"",', b"[],"], ids=["empty", "brackets", "escapes", "lists"])
+def test_the_depth_of_a_large_text_takes_few_copies_of_it(piece: bytes) -> None:
+    """A regular expression took 700 MB for 16 MB of quotes."""
+    text = b"[" * 250 + piece * (2**22 // len(piece))
+    tracemalloc.start()
+    try:
+        assert Shape.of(text).depth >= 250
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * len(text) + 2**22
+    finally:
+        tracemalloc.stop()
 
 
 NO_JSON = {

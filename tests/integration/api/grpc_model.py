@@ -197,7 +197,7 @@ def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) ->
         Admission(concurrent, 2**20, metrics),
         metrics,
         2**24,
-        limits(max_instances=100, max_sequences=100),
+        limits(max_instances=90, max_sequences=100),
         OpenStreams(),
     )
 
