@@ -40,10 +40,11 @@ UNPARSED: Final = object()
 
 
 def path_pattern(template: str) -> re.Pattern[str]:
-    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub, but no dot
-    segments.
+    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub, but
+    no dot segments.
 
-    Starlette's patterns also match a path with a line end after it."""
+    Starlette's patterns also match a path with a line end after it.
+    """
     return re.compile(compile_path(template)[0].pattern.replace(_NAME_PART, _NAME).replace("$", r"\Z"))
 
 
