@@ -43,6 +43,12 @@ def parts_and_commas(value: Any) -> tuple[int, int]:
     return 1 + keys + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(commas for _, commas in inner)
 
 
+def depth(value: Any) -> int:
+    if not isinstance(value, list | dict):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
 def counted(text: bytes) -> tuple[int, int]:
     shape = Shape.of(text)
     return shape.parts, shape.commas
@@ -58,6 +64,7 @@ def test_strings_may_span_several_chunks(value: Any, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_text, "_CHUNK_BYTES", size)
         assert counted(orjson.dumps(value)) == parts_and_commas(value)
+        assert Shape.of(orjson.dumps(value)).depth == depth(value)
 
 
 def test_code_in_a_prompt_is_accepted() -> None:
@@ -114,11 +121,6 @@ def test_json_nested_too_deeply_is_refused(nested: Callable[[int], bytes], depth
 
 @given(VALUES, st.booleans())
 def test_the_depth_is_that_of_the_value(value: Any, ascii: bool) -> None:
-    def depth(value: Any) -> int:
-        if not isinstance(value, list | dict):
-            return 0
-        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
-
     assert Shape.of(json.dumps(value, ensure_ascii=ascii).encode()).depth == depth(value)
 
 
