@@ -37,6 +37,7 @@ from hf_transformer.generation.types import (
     Step,
     TokenScore,
 )
+from hf_transformer.generation.verification import Verifier
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.server.asgi import AsgiApplication
@@ -102,6 +103,7 @@ class ServedModel:
     task: type[TextGeneration] = TextGeneration
     timing: bool = True
     limits: Limits = LIMITS
+    verifier: Verifier | None = None
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of()
@@ -148,6 +150,7 @@ class ServedModel:
             task=self.made_task,
             max_length=256,
             metrics=self.metrics.of("gpt2"),
+            verifier=self.verifier,
         )
 
     def script(self, prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:
