@@ -45,7 +45,9 @@ MIN_AT_ONCE: Final = 25_000.0
 MAX_FIRST_MS: Final = 1.0
 """Goal: the first token after that of tritonclient, with 32 streams."""
 MIN_JAIN: Final = 0.9
-TEMPLATE: Final = "{% if tools %}{{ tools | tojson }}{% endif %}{% for one in messages %}{{ one['content'] }}{% endfor %}"
+TEMPLATE: Final = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+)
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "plain": {},
