@@ -97,13 +97,14 @@ class GrpcPredictor(Transport):
         metadata = [_STREAM_METADATA, *metadata_of(call.headers)]
         connections = self._opened()
         stream: StreamCall | None = None
+        decoder = codec.StreamDecoder()
         answered = final = False
         try:
             stream = await connections.streams.start(_STREAM_PATH, metadata, request)
             while (body := await stream.read()) is not None:
                 if final:  # read on to the end of the call, which Triton ends itself; don't cancel it
                     continue
-                error, tensors, final = call_codec(codec.decode_stream_response, body)
+                error, tensors, final = call_codec(decoder.decode, body)
                 if error:
                     raise failures.error_from_message(error, connections.address)
                 answered = True

@@ -529,7 +529,7 @@ class StreamConnections:
         self._settings = settings
         self._current: StreamConnection | None = None
         self._all: set[StreamConnection] = set()
-        self._opening: asyncio.Task[StreamConnection] | None = None
+        self._opening: asyncio.Task[None] | None = None
 
     async def start(self, path: str, metadata: Sequence[tuple[str, str]], message: bytes) -> StreamCall:
         """Sends a request on an open connection, or on a new one. Raises CallFailed."""
@@ -546,20 +546,23 @@ class StreamConnections:
     async def _usable(self) -> StreamConnection:
         while (connection := self._current) is None or not connection.has_room:
             if self._opening is None:
-                self._opening = asyncio.get_running_loop().create_task(self._open())
-                self._opening.add_done_callback(self._opened)
+                self._opening = asyncio.get_running_loop().create_task(self._replace())
+                self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
             try:
                 await asyncio.shield(self._opening)
             except CallFailed as error:  # a copy for each caller, because a traceback grows
                 raise type(error)(*((error.code(), str(error)) if type(error) is CallFailed else ())) from None
         return connection
 
-    def _opened(self, task: asyncio.Task[StreamConnection]) -> None:
-        self._opening = None
-        if not task.cancelled() and task.exception() is None:
-            before, self._current = self._current, task.result()
-            if before is not None:
-                before.retire()
+    async def _replace(self) -> None:
+        """Opens a connection for new calls. Raises CallFailed."""
+        try:
+            connection = await self._open()
+        finally:
+            self._opening = None
+        before, self._current = self._current, connection
+        if before is not None:
+            before.retire()
 
     async def _open(self) -> StreamConnection:
         """Opens a connection. Raises CallFailed."""
