@@ -269,8 +269,15 @@ class Generation:
                 await self._reader
             finally:
                 self._reader = None
-        piece = pieces.popleft()
-        if len(pieces) == MAX_QUEUED_PIECES - 1:
+        return self._take()
+
+    def take_ready(self) -> Piece | None:
+        """Returns the next piece if it is there already, else None; ``anext`` raises errors and waits."""
+        return self._take() if self._pieces else None
+
+    def _take(self) -> Piece:
+        piece = self._pieces.popleft()
+        if len(self._pieces) == MAX_QUEUED_PIECES - 1:
             self._has_room.set()
         if piece.finish is not None:
             self._unread -= 1

@@ -137,7 +137,7 @@ class StreamDecoder:
         """The raw contents of a response that begins as the last parsed one, None for another response."""
         # The field infer_response must be the whole message; its length takes one or two bytes here.
         end, start = len(body), 2
-        if body[0] != _INFER_RESPONSE:
+        if end < 3 or body[0] != _INFER_RESPONSE:
             return None
         size = body[1]
         if size >= 0x80:
