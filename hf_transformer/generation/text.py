@@ -271,7 +271,7 @@ def _first_text(tensor: Tensor) -> bytes:
     """First element of a predictor's tensor, or empty bytes. Raises PredictorError if the datatype is not BYTES."""
     if tensor.datatype != "BYTES":
         raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected BYTES")
-    text: bytes = tensor.data.flat[0] if tensor.data.size else b""
+    text: bytes = tensor.data.item(0) if tensor.data.size else b""
     return text
 
 

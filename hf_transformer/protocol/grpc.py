@@ -131,7 +131,13 @@ class StreamDecoder:
         raw = self._raw_contents(body) if self._start else None
         if raw is None:
             return self._parse(body)
-        return "", {shape[0]: _raw_tensor(*shape, data) for shape, data in zip(self._shapes, raw, strict=True)}, False
+        tensors = {}
+        for (name, datatype, shape), data in zip(self._shapes, raw, strict=True):
+            try:
+                tensors[name] = Tensor(name, datatype, decode_raw(datatype, shape, data))
+            except Malformed as error:
+                raise error.within(f"outputs[{name!r}]") from error
+        return "", tensors, False
 
     def _raw_contents(self, body: bytes) -> list[bytes] | None:
         """The raw contents of a response that begins as the last parsed one, None for another response."""
@@ -179,13 +185,6 @@ class StreamDecoder:
         if key == _INFER_RESPONSE and len(body) == end and entries[-len(raw) :] == raw and len(raw) == len(tensors):
             self._start = bytes(inner[start : start + raw[0][1]])
             self._shapes = [(name, tensor.datatype, tensor.data.shape) for name, tensor in tensors.items()]
-
-
-def _raw_tensor(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
-    try:
-        return Tensor(name, datatype, decode_raw(datatype, shape, memoryview(data)))
-    except Malformed as error:
-        raise error.within(f"outputs[{name!r}]") from error
 
 
 def _tensors(

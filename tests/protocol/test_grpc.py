@@ -16,7 +16,7 @@ from hf_transformer.protocol.grpc import (
     decode,
     decode_infer_response,
     decode_response,
-    decode_stream_response,
+    StreamDecoder,
     encode_infer_request,
     encode_request,
 )
