@@ -45,9 +45,7 @@ MIN_AT_ONCE: Final = 25_000.0
 MAX_FIRST_MS: Final = 1.0
 """Goal: the first token after that of tritonclient, with 32 streams."""
 MIN_JAIN: Final = 0.9
-TEMPLATE: Final = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-)
+TEMPLATE: Final = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "plain": {},
@@ -159,22 +157,23 @@ class Run:
 
 @dataclass(slots=True)
 class Load:
-    """A load of ``streams`` at a time for ``seconds``."""
+    """A load of ``streams`` at a time for ``seconds``, whose tokens come each ``milliseconds``."""
 
     streams: int
     seconds: float
     arrivals: str
     model: str = "text"
     options: Mapping[str, Any] = field(default_factory=dict)
+    milliseconds: float = MILLISECONDS
 
     @property
     def tokens(self) -> int:
         """Tokens of each stream: more than fit into the time, except for those that arrive at once."""
-        return TOKENS_AT_ONCE if self.arrivals == "once" else int(1000 * (self.seconds + 1.0) / MILLISECONDS)
+        return TOKENS_AT_ONCE if self.arrivals == "once" else int(1000 * (self.seconds + 1.0) / self.milliseconds)
 
     def stagger(self, index: int) -> float:
         """Seconds after which a stream starts, so that spread tokens are spread."""
-        return 0.0 if self.arrivals == "once" else index * MILLISECONDS / 1000 / self.streams
+        return 0.0 if self.arrivals == "once" else index * self.milliseconds / 1000 / self.streams
 
 
 def through(service: ServiceProcess, load: Load) -> Run:
@@ -416,11 +415,12 @@ class PriceRuns:
         """How equal the shares of streams are while the service is overloaded."""
         columns = "| predictor | system | Jain's index | least | most | tokens/s |"
         page.table(f"Overloaded: {OVERLOAD} streams for 4 s, tokens of each stream", columns)
-        with scripted("spread", MILLISECONDS / 4) as predictor:
+        load = Load(OVERLOAD, 4.6, "spread", milliseconds=MILLISECONDS / 4)
+        with scripted(load.arrivals, load.milliseconds) as predictor:
             for protocol in ("REST",) if self._quick else PROTOCOLS:
                 with self.services(predictor, protocol) as versions:
                     for name, service in versions.items():
-                        run = through(service, Load(OVERLOAD, 4.6, "spread"))
+                        run = through(service, load)
                         index, least, most = jain(run.counts), min(run.counts), max(run.counts)
                         numbers = f"{index:.2f} | {least} | {most} | {run.rate:,.0f}"
                         page.parts.append(f"| {protocol} | {name} | {numbers} |")

@@ -26,7 +26,7 @@ from hf_transformer.generation.verification import BrokenForm, Verifier
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.types.request import Context
 
-MAX_QUEUED_PIECES = 32
+MAX_QUEUED_PIECES = 8
 """Maximum number of unread pieces of a request. The model pauses while the queue is full."""
 CHARACTERS_PER_TOKEN = 4
 """Estimate for admission control while a text model streams. The exact token count is known at the end."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import uvicorn
 
@@ -97,6 +97,15 @@ class ServerConfig(uvicorn.Config):
         self.certificate.value.load_into(self.ssl)
 
 
+ACCEPTED_AT_ONCE: Final = 16
+"""The most new connections in one turn of the event loop. libuv accepts one for each listening handle, so with a single
+handle new clients of a service under load wait for as many turns as there are clients before them."""
+
+
+def _duplicates(listening: socket.socket) -> list[socket.socket]:
+    return [listening.dup() for _ in range(ACCEPTED_AT_ONCE - 1)]
+
+
 class Server(uvicorn.Server):
     """Serves until a signal. With ``impatient``, a second signal ends the process immediately.
 
@@ -120,7 +129,7 @@ class Server(uvicorn.Server):
         The default handlers (signals.py) raise SystemExit, which would interrupt the start or the end of the loop.
         """
         with self.capture_signals():
-            super().run(sockets)
+            super().run([one for each in sockets for one in (each, *_duplicates(each))] if sockets else sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
