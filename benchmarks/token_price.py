@@ -86,8 +86,6 @@ Counts = list[int]
 class ChatStream(asyncio.Protocol):
     """A connection that reads chats: counts chunks with text, and notes the moment of the first one."""
 
-    MARK: Final = b'"content":" '
-
     def __init__(self, counts: Counts, index: int) -> None:
         self.first = 0.0
         self._counts = counts
@@ -110,7 +108,8 @@ class ChatStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
-        count = data.count(self.MARK)
+        events, _, self._rest = data.rpartition(b"\n\n")
+        count = events.count(b'"content":"') - events.count(b'"content":""')
         if count:
             self._counts[self._index] += count
             self.first = self.first or time.perf_counter()
@@ -119,8 +118,6 @@ class ChatStream(asyncio.Protocol):
             self._ended.set_result(None)
         elif b'"error"' in data:
             self._ended.set_exception(SystemExit(data.decode()))
-        else:
-            self._rest = data[-len(self.MARK) + 1 :] if not data.endswith(b"\n") else data[-2:]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._ended.done():

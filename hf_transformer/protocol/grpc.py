@@ -178,12 +178,16 @@ class StreamDecoder:
 
     def _remember(self, body: bytes, tensors: Mapping[str, Tensor]) -> None:
         """Keeps the part before the raw contents, if these are the last fields."""
-        inner = memoryview(body)
-        [*_, (key, _, start, end)] = fields(inner)
-        entries = list(fields(inner[start:end]))
+        message = memoryview(body)
+        try:
+            parts = list(fields(message))
+            key, _, start, end = parts[0]
+            entries = list(fields(message[start:end]))
+        except Malformed:  # protobuf skips unknown fields of any kind
+            return
         raw = [entry for entry in entries if entry[0] == _RAW_OUTPUT_CONTENTS]
-        if key == _INFER_RESPONSE and len(body) == end and entries[-len(raw) :] == raw and len(raw) == len(tensors):
-            self._start = bytes(inner[start : start + raw[0][1]])
+        if key == _INFER_RESPONSE and len(parts) == 1 and entries[-len(raw) :] == raw and len(raw) == len(tensors):
+            self._start = body[start : start + raw[0][1]]
             self._shapes = [(name, tensor.datatype, tensor.data.shape) for name, tensor in tensors.items()]
 
 

@@ -32,8 +32,8 @@ def body(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
-        (1, MAX_QUEUED_PIECES + 2),  # the queue, a piece being sent, and a piece of each text waiting for room
-        (2, MAX_QUEUED_PIECES + 3),
+        (1, MAX_QUEUED_PIECES + 2),  # the queue, a piece of each text being sent, and one of each waiting for room
+        (2, MAX_QUEUED_PIECES + 4),
     ],
 )
 async def test_a_slow_reader_slows_the_generation(texts: int, ahead: int) -> None:
