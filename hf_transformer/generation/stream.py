@@ -27,7 +27,8 @@ from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.types.request import Context
 
 MAX_QUEUED_PIECES = 8
-"""Maximum number of unread pieces of a request. The model pauses while the queue is full."""
+"""Maximum number of unread pieces of a request. The model pauses while the queue is full. It also bounds the work for a
+request in one turn of the event loop: with 32, new requests to an overloaded service waited for seconds."""
 CHARACTERS_PER_TOKEN = 4
 """Estimate for admission control while a text model streams. The exact token count is known at the end."""
 
@@ -357,13 +358,16 @@ class Generation:
             self._context.predict = perf_counter() - self._created
             if self._timer is not None:
                 self._timer.cancel()
-        await self._put(last)
+        await self._wait_for_room()
+        self._put(last)
 
-    async def _put(self, piece: Piece) -> None:
-        """Waits until the queue is not full, and appends a piece."""
+    async def _wait_for_room(self) -> None:
+        """Waits until the queue is not full."""
         while len(self._pieces) >= MAX_QUEUED_PIECES:
             self._has_room.clear()
             await self._has_room.wait()
+
+    def _put(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self._wake_reader()
 
@@ -402,7 +406,9 @@ class Generation:
                     self._context.predict = perf_counter() - self._created
                 if piece.finish is not None:
                     break
-                await self._put(piece)
+                if len(self._pieces) >= MAX_QUEUED_PIECES:
+                    await self._wait_for_room()
+                self._put(piece)
             else:
                 raise PredictorError("the predictor ended a text without a finish reason")
         if sequence.parts and not sequence.count:  # the model returns text only

@@ -130,8 +130,11 @@ class TextGenerator(TensorGenerator):
                 new = reader.push(tensors)
                 if not self._decoupled:
                     whole = new  # yielded with the finish reason
-                elif new := await reader.truncate(new):
-                    yield Step((), new)
+                elif new:
+                    if self._truncates:
+                        new = await reader.truncate(new)
+                    if new:
+                        yield Step((), new)
                 if reader.is_truncated:
                     break
         yield await reader.last(whole + reader.flush())

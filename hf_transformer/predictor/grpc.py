@@ -26,7 +26,7 @@ from hf_transformer.predictor.grpc_connections import GrpcConnections, has_ended
 from hf_transformer.predictor.grpc_streams import CallFailed, ClosedHere, StreamCall
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
-from hf_transformer.protocol.tensors import NO_PLACEMENTS
+from hf_transformer.protocol.tensors import NO_PLACEMENTS, Malformed
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
@@ -104,12 +104,14 @@ class GrpcPredictor(Transport):
             while (body := await stream.read()) is not None:
                 if final:  # read on to the end of the call, which Triton ends itself; don't cancel it
                     continue
-                error, tensors, final = call_codec(decoder.decode, body)
+                error, tensors, final = decoder.decode(body)
                 if error:
                     raise failures.error_from_message(error, connections.address)
                 answered = True
                 if verified(call.outputs, tensors, some=True):
                     yield tensors
+        except Malformed as exc:
+            raise failures.codec_error(exc) from exc
         except ClosedHere:
             raise connections.closed() from None
         except CallFailed as error:

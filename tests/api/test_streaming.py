@@ -83,7 +83,7 @@ async def test_a_fault_of_the_service_is_logged_and_ends_the_stream(
             raise ZeroDivisionError("a prompt")
         return [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
 
-    monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionAnswer.chunks", broken)
+    monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionAnswer.choices", broken)
     status, found = await post(made, PATH, body(), x_request_id="17")
     assert status == 200
     assert found[-1]["error"]["message"] == "internal error; the log has it under 17"
