@@ -42,6 +42,8 @@ MAX_FRAME_BYTES: Final = 2**14
 """The largest frame that we accept, HTTP/2's default."""
 MAX_UNSENT_BYTES: Final = 2**20
 """Answers to a server's control frames that it does not read."""
+MAX_PINGS: Final = 2
+"""Pings without data in between. gRPC servers such as Triton close a connection with too_many_pings at the fourth."""
 CONNECT_SECONDS: Final = 10.0
 """The time limit for opening a connection, TLS and the server's settings included."""
 MAX_METADATA_BYTES: Final = 2**16
@@ -366,8 +368,8 @@ class StreamConnection(asyncio.Protocol):
             if self._idle_ticks * settings.ping_seconds >= settings.idle_seconds:
                 self.retire()
         elif self._reads != self._reads_before:
-            self._reads_before, self._pings = self._reads, 0
-        elif self._pings < 2:  # gRPC servers such as Triton close a connection with too_many_pings at the fourth
+            self._reads_before = self._reads
+        elif self._pings < MAX_PINGS:
             self._pings += 1
             self._ping(lambda: self._break("ping timeout"))
 
@@ -443,6 +445,7 @@ class StreamConnection(asyncio.Protocol):
                     self._received = 0
                 call = calls.get(number)
                 if call is not None:  # else it has ended here
+                    self._pings = 0
                     call.feed(_unpadded(data[body:stop]) if flags & _PADDED else data[body:stop], size)
                     if flags & _END_STREAM:
                         self.reset(call)  # for h2, which has not seen the end
@@ -490,6 +493,7 @@ class StreamConnection(asyncio.Protocol):
         call, http = self.calls.get(number), metadata.get(b":status", b"200")
         if call is None:
             return
+        self._pings = 0
         if http != b"200":
             self.reset(call)
             status = _HTTP_STATUSES.get(http, StatusCode.UNKNOWN)
