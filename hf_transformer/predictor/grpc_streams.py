@@ -48,6 +48,11 @@ CONNECT_SECONDS: Final = 10.0
 """The time limit for opening a connection, TLS and the server's settings included."""
 MAX_METADATA_BYTES: Final = 2**16
 """The largest metadata of a response. gRPC's default of 16 KiB would hide a backend's traceback."""
+MAX_FRAMES: Final = 1000
+FRAMES_PER_CALL: Final = 10
+FRAMES_PER_DATA: Final = 2
+"""The frames other than DATA that a server may send: at most so many at once, and so many more for each call, and for
+each DATA frame in either direction. h2 takes some 30 us for each, so a flood of them would stop the event loop."""
 MAX_CALLS: Final = 2**29
 """Calls of one connection, of which each takes an id. Its ids end at 2**31."""
 
@@ -251,6 +256,7 @@ class StreamConnection(asyncio.Protocol):
         self._received = 0  # bytes of DATA for which the server got no credit of the connection
         self._unsent: dict[int, memoryview] = {}
         """The rest of requests that wait for credit."""
+        self._allowed = MAX_FRAMES
         self._is_paused = self._is_retired = False
         self._made = 0
         self._unanswered = 0
@@ -286,6 +292,7 @@ class StreamConnection(asyncio.Protocol):
         self._unanswered += 1
         self._made += 1
         self._idle_ticks = 0
+        self._allow(FRAMES_PER_CALL)
         number = self._h2.get_next_available_stream_id()
         self._h2.send_headers(number, headers)
         call = self.calls[number] = StreamCall(self, number)
@@ -303,12 +310,16 @@ class StreamConnection(asyncio.Protocol):
                 break
             self._h2.send_data(number, bytes(rest[:size]), end_stream=size == len(rest))
             rest = rest[size:]
+            self._allow(FRAMES_PER_DATA)
             self._flush()
         self._flush()
 
     def _send_all(self) -> None:
         for number in list(self._unsent):
             self._send(number)
+
+    def _allow(self, frames: int) -> None:
+        self._allowed = min(self._allowed + frames, MAX_FRAMES)
 
     def reset(self, call: StreamCall) -> None:
         """Tells the server that a call has ended."""
@@ -446,6 +457,7 @@ class StreamConnection(asyncio.Protocol):
                 call = calls.get(number)
                 if call is not None:  # else it has ended here
                     self._pings = 0
+                    self._allow(FRAMES_PER_DATA)
                     call.feed(_unpadded(data[body:stop]) if flags & _PADDED else data[body:stop], size)
                     if flags & _END_STREAM:
                         self.reset(call)  # for h2, which has not seen the end
@@ -471,6 +483,9 @@ class StreamConnection(asyncio.Protocol):
 
     def _control(self, frame: bytes) -> None:
         """Passes any other frame to h2."""
+        self._allowed -= 1
+        if self._allowed < 0:
+            raise h2.exceptions.ProtocolError("too many frames without data")
         for event in self._h2.receive_data(frame):
             match event:
                 case h2.events.ResponseReceived() | h2.events.TrailersReceived():
