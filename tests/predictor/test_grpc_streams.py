@@ -70,7 +70,7 @@ class Server:
                 kind, flags, stream = header[3], header[4], int.from_bytes(header[5:])
                 if kind == DATA and flags & END_STREAM:
                     self.requests.append(connection.number)
-                    await connection.send(self.answer(stream))
+                    await connection.send(frame(WINDOW, 0, 0, len(payload).to_bytes(4)) + self.answer(stream))
                 elif kind not in (DATA, HEADERS, SETTINGS):
                     self.frames.append((kind, stream, payload))
         finally:
@@ -190,7 +190,7 @@ FAILED: dict[str, tuple[Callable[[int], bytes], type[RequestError], str, str]] =
 async def test_a_bad_answer_fails_its_call_and_the_next_one_is_served(
     content: Callable[[int], bytes], expected: type[RequestError], kind: str, text: str
 ) -> None:
-    answers = [content, lambda stream: head(stream) + data(stream, 5) + trailers(stream)]
+    answers: list[Callable[[int], bytes]] = [content, lambda stream: head(stream) + data(stream, 5) + trailers(stream)]
     async with served(lambda stream: answers.pop(0)(stream), max_response_bytes=1000) as (_, client):
         with pytest.raises(expected) as caught:
             await read(client)
@@ -371,7 +371,7 @@ async def test_an_idle_connection_closes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("name", FLOODS)
 async def test_a_flood_of_frames_ends_its_connection(name: str) -> None:
-    answers = [
+    answers: list[Callable[[int], bytes]] = [
         lambda stream: head(stream) + data(stream, 5) + FLOODS[name] * 100_000,
         lambda stream: head(stream) + data(stream, 6) + trailers(stream),
     ]
