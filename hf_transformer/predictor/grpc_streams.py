@@ -247,7 +247,9 @@ class StreamConnection(asyncio.Protocol):
         self.lost: asyncio.Future[None] | None = None
         self._on_retire, self._on_lost = on_retire, on_lost
         self._transport: asyncio.Transport | None = None
-        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
+        # metadata_of has checked what is sent, so h2 need not do it again.
+        config = h2.config.H2Configuration(header_encoding=None, validate_outbound_headers=False)
+        self._h2 = h2.connection.H2Connection(config)
         ours, codes = self._h2.local_settings, h2.settings.SettingCodes
         ours[codes.ENABLE_PUSH], ours[codes.INITIAL_WINDOW_SIZE] = 0, WINDOW_BYTES
         ours[codes.MAX_HEADER_LIST_SIZE] = MAX_METADATA_BYTES

@@ -102,10 +102,6 @@ ACCEPTED_AT_ONCE: Final = 16
 handle new clients of a service under load wait for as many turns as there are clients before them."""
 
 
-def _duplicates(listening: socket.socket) -> list[socket.socket]:
-    return [listening.dup() for _ in range(ACCEPTED_AT_ONCE - 1)]
-
-
 class Server(uvicorn.Server):
     """Serves until a signal. With ``impatient``, a second signal ends the process immediately.
 
@@ -129,7 +125,12 @@ class Server(uvicorn.Server):
         The default handlers (signals.py) raise SystemExit, which would interrupt the start or the end of the loop.
         """
         with self.capture_signals():
-            super().run([one for each in sockets for one in (each, *_duplicates(each))] if sockets else sockets)
+            super().run(sockets)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Runs uvicorn, with ACCEPTED_AT_ONCE handles for each socket."""
+        duplicates = [each.dup() for each in sockets or () for _ in range(ACCEPTED_AT_ONCE - 1)]
+        await super().serve(sockets if sockets is None else [*sockets, *duplicates])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -81,7 +81,7 @@ async def test_a_fault_of_the_service_is_logged_and_ends_the_stream(
         seen += 1
         if seen > 1:
             raise ZeroDivisionError("a prompt")
-        return [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
+        return [b'{"index":0,"text":"x","logprobs":null,"finish_reason":null}']
 
     monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionAnswer.choices", broken)
     status, found = await post(made, PATH, body(), x_request_id="17")
