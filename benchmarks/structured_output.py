@@ -20,9 +20,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.logits import LogitsGenerator
-from hf_transformer.generation.masks import GrammarCompiler
+from hf_transformer.generation.masks import GrammarCompiler, Sandbox
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Outputs
@@ -107,10 +108,18 @@ async def rates(made: LogitsGenerator, sampling: Sampling, rounds: int, together
 async def measure(size: int, tokens: int, rounds: int) -> bool:
     words: Any = Words(size)
     ends, constraint = frozenset({size - 1}), Constraint.of("json_schema", SCHEMA)
-    compiler = GrammarCompiler(words)
-    compiler.compile(Constraint.of("regex", "a"))  # makes the tokenizer
-    started = time.perf_counter()
-    compiler.compile(constraint)
+    async with ChildPool() as children:
+        return await measure_with(Sandbox(children), words, ends, constraint, tokens, rounds)
+
+
+async def measure_with(
+    sandbox: Sandbox, words: Any, ends: frozenset[int], constraint: Constraint, tokens: int, rounds: int
+) -> bool:
+    size, compiler = words.size, GrammarCompiler(words, sandbox)
+    with ThreadPoolExecutor(1) as thread:
+        await compiler.prepare(Constraint.of("regex", "a"), "", thread)  # makes the tokenizer, and a child
+        started = time.perf_counter()
+        await compiler.prepare(constraint, "", thread)
     print(f"schema of {len(json.dumps(SCHEMA))} bytes: compiled in {(time.perf_counter() - started) * 1e3:.1f} ms")
     times = [one for _ in range(rounds) for one in mask_times(compiler, constraint, ends, tokens)]
     mean, worst = statistics.mean(times), max(times)

@@ -8,6 +8,7 @@
         │   ├── InvalidInput            400 INVALID_ARGUMENT
         │   ├── UnknownModel            404 NOT_FOUND
         │   └── TooLarge                413 RESOURCE_EXHAUSTED
+        │       └── ContextLengthExceeded   one text is too long; some APIs answer 400
         ├── UnsupportedEncoding     415 INVALID_ARGUMENT
         ├── NoPredictor             501 UNIMPLEMENTED
         ├── TooManyRequests         429 RESOURCE_EXHAUSTED, Retry-After
@@ -35,12 +36,28 @@ _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Bidirectional formatting characters (UAX 9), which can disguise the content of a line."""
 ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*_FORGING, *_BIDI)}
 """A table for str.translate that prevents log injection by quoted foreign text."""
+QUOTES = {ord('"'): "\\x22", ord("\\"): "\\x5c"}
+"""Additions to ESCAPES for foreign text between quotes, such as a header in the access log."""
 _USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
 
 
 def without_userinfo(text: str) -> str:
     """Masks the credentials of all URLs in a text: user:password@ becomes ***@."""
     return _USERINFO.sub("***@", text)
+
+
+_FOLDERS = re.compile(r"(?<=['\"])/(?:[^'\"]*/)?(?=[^'\"/]+['\"])|(?<![\w.:/<-])/(?:[^\s/'\"]+/)*(?=[^\s/'\"])")
+"""The folders of an absolute path: in quotes with spaces, else up to the first space."""
+
+
+def without_folders(text: str, folder: str = "") -> str:
+    """Shortens absolute paths to their last part, since clients must not learn the server's folders.
+
+    ``folder`` is a known path in the text, which may contain spaces.
+    """
+    if bare := folder.rstrip("/"):
+        text = text.replace(bare, bare.rpartition("/")[2])
+    return _FOLDERS.sub("", text)
 
 
 def nearest(name: str, candidates: Mapping[str, str]) -> str:
@@ -81,7 +98,15 @@ class ConfigError(TransformerError):
 
 
 class LoadError(TransformerError):
-    """The model folder, config.json or the tokenizer can't be read."""
+    """The model folder, config.json or the tokenizer can't be read.
+
+    Attributes:
+        message: the error without ``advice``, which is for the operator and never part of an answer to a client.
+    """
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(f"{message}{advice}")
+        self.message = message
 
 
 class RequestError(TransformerError):
@@ -111,7 +136,12 @@ class FieldDetails(Exception):
         self.path, self.expected, self.got, self.hint = path, expected, got, hint
 
     def __str__(self) -> str:
-        detail = f"expected {self.expected}{self.got and f', got {self.got}'}{self.hint and f'; {self.hint}'}"
+        return f"{self.without_hint}{self.hint and f'; {self.hint}'}"
+
+    @property
+    def without_hint(self) -> str:
+        """The text without the hint."""
+        detail = f"expected {self.expected}{self.got and f', got {self.got}'}"
         return f"{self.path}: {detail}" if self.path else detail
 
     def at(self, path: str) -> Self:
@@ -146,6 +176,24 @@ class TooLarge(FieldError):
 
     status = 413
     grpc_code = "RESOURCE_EXHAUSTED"
+
+
+class ContextLengthExceeded(TooLarge):
+    """A text is longer than the model reads, or than a text may be.
+
+    Attributes:
+        limit: the maximum number of tokens of the model.
+        counted: whether ``got`` is the number of the text's tokens.
+    """
+
+    def __init__(
+        self, path: str, expected: str, got: str = "", hint: str = "", *, limit: int, counted: bool = True
+    ) -> None:
+        super().__init__(path, expected, got, hint)
+        self.limit, self.counted = limit, counted
+
+    def at(self, path: str) -> Self:
+        return type(self)(path, self.expected, self.got, self.hint, limit=self.limit, counted=self.counted)
 
 
 class UnsupportedEncoding(RequestError):

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "core": {"tasks", "tokenizer", "predictor", "observability"},
     "generation": {"core", "tasks", "tokenizer", "predictor", "protocol", "observability"},
     "tasks": set(),
-    "tokenizer": {"tasks"},
+    "tokenizer": {"tasks", "protocol"},
     "predictor": {"protocol", "observability"},
     "protocol": set(),
     "config": {"observability", "tokenizer"},

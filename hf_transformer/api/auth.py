@@ -1,4 +1,4 @@
-"""API keys (--api_keys_file).
+"""API keys (--api_keys_file), and the keys of model control (--model_control_keys_file).
 
 A client sends its key as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure OpenAI clients),
 over gRPC as metadata with these names. The service neither forwards nor logs keys.
@@ -21,17 +21,22 @@ HEADERS = (b"authorization", b"x-api-key", b"api-key")
 _BEARER = b"bearer "
 API = "keys"
 """The API label in metrics for requests without a valid key, over HTTP and gRPC."""
-REFUSED = "a known API key is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
+CONTROL_PATH = "/v2/repository/models/"
+"""The beginning of the paths that load and unload models. These need a key of --model_control_keys_file, and no other:
+Triton runs the code of a model that it loads."""
+CONTROL_METHODS = ("RepositoryModelLoad", "RepositoryModelUnload")
+"""The methods of gRPC that load and unload models."""
+API_KEYS, CONTROL_KEYS = "--api_keys_file", "--model_control_keys_file"
 
 
 class ApiKeys:
-    """The valid API keys, stored as keyed digests and compared in constant time. Raises ConfigError, see read_keys."""
+    """The valid keys of a file, stored as keyed digests and compared in constant time. Raises ConfigError, see
+    read_keys. ``refused`` is the message for a request without a valid key."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, flag: str = API_KEYS) -> None:
         self._salt = secrets.token_bytes(32)
-        self.file = ReloadableFile(
-            "--api_keys_file", [path], lambda: [self._digest(key.encode()) for key in read_keys(path)]
-        )
+        self.refused = f"a known API key is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' ({flag})"
+        self.file = ReloadableFile(flag, [path], lambda: [self._digest(key.encode()) for key in read_keys(path, flag)])
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
@@ -62,7 +67,7 @@ def open_paths(models: Sequence[str]) -> frozenset[str]:
 _KEY = re.compile(r"[!-~]{1,1024}")
 
 
-def read_keys(path: str) -> list[str]:
+def read_keys(path: str, flag: str = API_KEYS) -> list[str]:
     """Reads a file with one key per line. Skips empty lines and comments (#).
 
     Raises:
@@ -71,9 +76,9 @@ def read_keys(path: str) -> list[str]:
     try:
         lines = Path(path).read_bytes().decode("utf-8-sig").splitlines()
     except OSError as error:
-        raise ConfigError(f"--api_keys_file={path}: can't be read: {error.strerror or error}") from None
+        raise ConfigError(f"{flag}={path}: can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--api_keys_file={path}: expected text in UTF-8") from None
+        raise ConfigError(f"{flag}={path}: expected text in UTF-8") from None
     keys = []
     for number, line in enumerate(lines, 1):
         key = line.strip()
@@ -81,9 +86,9 @@ def read_keys(path: str) -> list[str]:
             continue
         if not _KEY.fullmatch(key):
             raise ConfigError(
-                f"--api_keys_file={path}: line {number}: expected a key of 1 to 1024 visible ASCII characters, no space"
+                f"{flag}={path}: line {number}: expected a key of 1 to 1024 visible ASCII characters, no space"
             )
         keys.append(key)
     if not keys:
-        raise ConfigError(f"--api_keys_file={path}: expected a key in each line, got none; # begins a comment")
+        raise ConfigError(f"{flag}={path}: expected a key in each line, got none; # begins a comment")
     return keys

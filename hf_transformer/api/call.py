@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from starlette.routing import compile_path
 
 from hf_transformer.api.body import JSON_TYPES, to_utf8
 from hf_transformer.errors import InvalidInput, describe
@@ -15,8 +18,9 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.http import Request
 from hf_transformer.types.request import Context, Json
 
-V2_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-"""The path templates of a model in V2 and in the generate extension."""
+V2_PATHS = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
+"""The path templates of a model in V2 and in the generate extension. The longer one is first, since both match it."""
+_NAME_PART, _NAME = "(?P<model>[^/]+)", "(?P<model>[^/]+(?:/[^/]+)*)"
 B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"x-b3-flags")
 """Zipkin's trace headers. Source: https://github.com/openzipkin/b3-propagation"""
 FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
@@ -28,6 +32,11 @@ TRITON_PARAMETERS = frozenset(
 """Parameters that Triton clients send to any model. Only ``timeout`` has an effect here."""
 IGNORED: Final = "x-ignored-parameters"
 """The response header that lists the ignored names of a request. Over gRPC, the list is trailing metadata."""
+
+
+def path_pattern(template: str) -> re.Pattern[str]:
+    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub."""
+    return re.compile(compile_path(template)[0].pattern.replace(_NAME_PART, _NAME))
 
 
 @dataclass(slots=True)

@@ -34,15 +34,23 @@ Handle = Callable[[Call], Awaitable[Response | TextStream]]
 class Endpoint:
     """A POST route. ``api`` is the API label in metrics, and ``render_error`` renders error bodies.
 
-    ``methods`` lists the methods of the path, for errors, if it has other routes too.
+    ``methods`` lists the methods of the path, for errors, if it has other routes too. ``status`` returns the API's
+    status of an error; None for the service's own.
     """
 
     def __init__(
-        self, api: str, handle: Handle, render_error: RenderError, service: Service, methods: str = "POST"
+        self,
+        api: str,
+        handle: Handle,
+        render_error: RenderError,
+        service: Service,
+        methods: str = "POST",
+        status: Callable[[RequestError], int] | None = None,
     ) -> None:
         self._api = api
         self._handle = handle
         self._render_error = render_error
+        self._status = status
         self.service = service
         self._methods = methods
         self._limits = JsonLimits.of(service.max_texts, service.max_bytes, service.max_json_depth)
@@ -80,14 +88,14 @@ class Endpoint:
         except (asyncio.CancelledError, ClientGone):
             raise
         except Exception as failure:
-            answer = failure_response(failure, context, self._render_error)
+            answer = failure_response(failure, context, self._render_error, self._status)
         finally:
             if not isinstance(answer, Stream):
                 self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
         if context.ignored:
             answer.headers.append((IGNORED.encode(), ", ".join(context.ignored).encode()))
         if answer.status == 200 and service.server_timing and context.predict > 0:
-            answer.headers.append((b"server-timing", server_timing(context)))
+            answer.headers.append((b"server-timing", server_timing(context, service.tokenize_timing)))
         return answer
 
     def _end(self, request: Request, context: Context, trace: Trace | None, status: int) -> None:
@@ -137,13 +145,16 @@ def with_query(request: Request) -> Mapping[str, str]:
     return request.params if names is None else {"model": names[-1], **request.params}
 
 
-def server_timing(context: Context) -> bytes:
+def server_timing(context: Context, tokenize: bool = False) -> bytes:
     """The Server-Timing header: durations of a request's stages in milliseconds. ``predict`` excludes ``queue``.
 
+    Tokenization is among them only with ``tokenize`` (--enable_tokenize_timing): it takes less time for words that
+    other clients have sent before (the word cache).
+
     Source: https://www.w3.org/TR/server-timing/"""
-    return b"parse;dur=%.3f, tokenize;dur=%.3f, queue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (
+    return b"parse;dur=%.3f, %squeue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (
         context.parse * 1e3,
-        context.tokenize * 1e3,
+        b"tokenize;dur=%.3f, " % (context.tokenize * 1e3) if tokenize else b"",
         context.queue * 1e3,
         max(context.predict - context.queue, 0.0) * 1e3,
         context.postprocess * 1e3,

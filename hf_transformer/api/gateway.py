@@ -6,13 +6,13 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Final
 
-from starlette.routing import compile_path
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from hf_transformer.api.auth import API, HEADERS, REFUSED, ApiKeys, open_paths
-from hf_transformer.api.call import new_request_id
+from hf_transformer.api.auth import API, CONTROL_PATH, HEADERS, ApiKeys, open_paths
+from hf_transformer.api.call import new_request_id, path_pattern
 from hf_transformer.api.errors import RenderError, error_response
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.access_log import AccessRecord, check_format, write_line
@@ -23,8 +23,9 @@ from hf_transformer.types.http import HeaderLines, Request, Response, Stream
 Handler = Callable[[Request], Awaitable[Response | Stream]]
 """Answers a request. Exceptions other than ClientGone are faults of the service."""
 
-_USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
-"""Valid request ids of clients. Control characters are invalid, since they are unsafe in logs and headers."""
+_USABLE_ID = re.compile(rb"[!-~\xa1-\xff]{1,256}")
+"""Valid request ids of clients. Control characters are unsafe in logs and headers. A space separates the fields of a
+log line."""
 
 EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length, x-ignored-parameters"
 """Response headers that pages of other origins may read."""
@@ -41,9 +42,9 @@ class Router:
         self._templates: list[tuple[re.Pattern[str], str, Handler]] = []
         self._endpoints: list[tuple[str, Handler, list[str]]] = []
         for template, handler in endpoints:
-            pattern, _, parameters = compile_path(template)
+            pattern = path_pattern(template)
             self._templates.append((pattern, template, handler))
-            self._endpoints.append((template, handler, list(parameters)))
+            self._endpoints.append((template, handler, list(pattern.groupindex)))
         self.use_models(models)
 
     def use_models(self, models: Sequence[str]) -> None:
@@ -74,6 +75,8 @@ class Router:
         return None
 
 
+NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+"""Keeps browsers from guessing another type than Content-Type: answers and errors quote texts of clients."""
 HOSTS: Final = "hosts"
 """The API label in metrics for requests with a forbidden Host header."""
 _PORT: Final = re.compile(rb":[0-9]*\Z")
@@ -140,6 +143,8 @@ class GatewaySettings:
     """Optional gateway features. None or an empty value disables a feature.
 
     Attributes:
+        keys: the API keys (--api_keys_file).
+        control_keys: the keys that load and unload models, in place of ``keys`` (--model_control_keys_file).
         hosts: the allowed Host headers (--allowed_hosts).
         origins: the allowed CORS origins (--cors_allow_origin).
         access_log: the line format of the access log.
@@ -148,6 +153,7 @@ class GatewaySettings:
     """
 
     keys: ApiKeys | None = None
+    control_keys: ApiKeys | None = None
     hosts: AllowedHosts | None = None
     origins: Sequence[str] = ()
     access_log: str | None = None
@@ -177,10 +183,10 @@ class Gateway:
         self.use_models(models)
         self._errors_by_path = errors_by_path
         self._metrics = metrics
-        self._keys = settings.keys
+        self._keys, self._control_keys = settings.keys, settings.control_keys
         self._hosts = settings.hosts
         self._cors = Cors(settings.origins) if settings.origins else None
-        self._is_guarded = any(part is not None for part in (self._hosts, self._keys, self._cors))
+        self._is_guarded = any(part is not None for part in (self._hosts, self._keys, self._control_keys, self._cors))
         self._proxies = ProxyHeadersMiddleware(_nothing, settings.trusted_proxies)
         self._log_format, self._logger = settings.access_log or None, logging.getLogger(ACCESS_LOGGER)
         if self._log_format is not None:
@@ -198,7 +204,10 @@ class Gateway:
         request.id = new_request_id() if client_id is None else _usable_id(client_id)
         if self._log_format is not None:
             scope = request.scope()
+            peer = scope["client"]
             await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a partial scope
+            if scope["client"] is not peer and not _is_address(scope["client"][0]):
+                scope["client"] = peer  # the header is a client's: it may have any text
             request.log = AccessRecord(scope)
         answer: Response | Stream | None = self._before(request) if self._is_guarded else None
         if answer is None:
@@ -241,20 +250,22 @@ class Gateway:
                 return error_response(self._errors_by_path(request.path), error, 400)
         if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
             return answer
-        if self._keys is None:
+        is_control = self._control_keys is not None and request.path.startswith(CONTROL_PATH)
+        keys = self._control_keys if is_control else self._keys
+        if keys is None:
             return None
         fields = request.fields
         request.fields = [line for line in fields if line[0] not in HEADERS]
         request.headers = dict(request.fields)
-        if self._keys.accept(fields) or (is_read and request.path in self._open):
+        if keys.accept(fields) or (is_read and request.path in self._open):
             return None
         self._metrics.count_request(API, 401)
         render = self._errors_by_path(request.path)
-        return error_response(render, RequestError(REFUSED), 401, (b"www-authenticate", b"Bearer"))
+        return error_response(render, RequestError(keys.refused), 401, (b"www-authenticate", b"Bearer"))
 
     def _complete(self, request: Request, answer: Response | Stream) -> None:
-        """Adds the request id and CORS headers to a response."""
-        answer.headers.append((b"x-request-id", request.id.encode("latin-1")))
+        """Adds the request id, nosniff and CORS headers to a response."""
+        answer.headers += ((b"x-request-id", request.id.encode("latin-1")), NOSNIFF)
         if self._cors is not None:
             answer.headers += self._cors.lines(request)
 
@@ -262,6 +273,15 @@ class Gateway:
 def _usable_id(client_id: bytes) -> str:
     """The client's request id if valid, else a new id."""
     return client_id.decode("latin-1") if _USABLE_ID.fullmatch(client_id) else new_request_id()
+
+
+def _is_address(host: str) -> bool:
+    """Whether a host of X-Forwarded-For is an IP address, without a zone, which may be any text."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host
 
 
 async def _nothing(*args: Any) -> None:

@@ -34,7 +34,7 @@ from hf_transformer.errors import InvalidInput, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
-from hf_transformer.protocol.json_text import SMALL_BYTES
+from hf_transformer.protocol.json_text import SMALL_BYTES, check_nesting
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json, Query
@@ -205,6 +205,7 @@ def json_parameters(value: Json, path: str) -> dict[str, Json]:
     if isinstance(value, str):
         if len(value) > SMALL_BYTES:
             raise TooLarge(path, f"at most {SMALL_BYTES} characters of JSON text", str(len(value)))
+        check_nesting(value.encode(), path)
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:

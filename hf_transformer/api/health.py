@@ -7,17 +7,12 @@
 
 vLLM also serves /health, and clients such as guidellm poll this route before they start.
 
-A 404 suggests a route of this service for an incomplete path or a route of another server (docs/clients.md), or the
-flag that a page needs. OpenAI
-clients often omit the prefix or /v1 in base_url. They show only errors in OpenAI's format, so these paths return this
-format. As in KServe without an explainer, :explain returns 501.
+A 404 has a hint (hints.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -26,72 +21,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
-from hf_transformer.api.dialects.table import ROUTES
-from hf_transformer.api.errors import RenderError, error_json
-from hf_transformer.api.openai.fields import TASKS, render_error
+from hf_transformer.api.hints import MODEL_ROUTES, hint_about, hint_for
 from hf_transformer.api.openai.routes import errors_by_path, root_of
 from hf_transformer.api.responses import JsonResponse
 from hf_transformer.api.service import Service
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
 from hf_transformer.observability.series import text_of
-
-_EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
-_MODEL_ROUTES = ("/v1/models/", "/v2/models/")
-"""Prefixes of the model routes of V1 and V2. A model may have the name of an OpenAI route."""
-_ROUTES = sorted(TASKS, key=len, reverse=True)
-"""OpenAI's routes, longest first, since a path that ends with chat/completions also ends with completions."""
-_FOREIGN = {
-    r"api/embed": "{base}/embeddings returns the vectors of texts",
-    r"(v[12]/|api/)?chat|v1/messages|v1/complete": "{base}/chat/completions answers chats",
-    r"generate|generate_stream|(v1|api)/generate": "{base}/completions and /v2/models/NAME/generate generate text",
-}
-"""Route patterns of other servers (Cohere, text-generation-inference, Ollama) without the leading slash, each with a
-hint to the equivalent route."""
-_EXPECTED = {
-    r"(api/)?(docs|redoc|swagger|swagger-ui|api-docs)(/index\.html)?|docs/.*": "the API's page is /docs, and needs "
-    "--enable_docs_url; its document is /openapi.json",
-    r"playground|playground/.*|ui|gradio|demo": "the playground is /playground, and needs --enable_playground",
-    r"(api/|docs/|v[123]/)?(openapi|swagger|api-docs)(\.json|\.ya?ml)?": "the document of the API is /openapi.json",
-    r"(api/|v[12]/|-/)?(healthz?|healthy|livez?|alive|liveness|status|up)(/live|/liveness|/check)?": "/health "
-    "says whether the models are ready, /v2/health/live whether the service is alive",
-    r"(api/|v[12]/|-/)?(health/)?(ready|readyz|readiness|startup|startupz)": "/v2/health/ready says whether the "
-    "service is ready",
-    r"(v[12]/|actuator/)?(metrics|stats|statistics|prometheus)": "/metrics has the metrics",
-    r"(v1/|api/)?version": "/v2 and /info have the version",
-    r"models|api/models|api/tags|list": "/v1/models lists the models",
-    r"infer|predictions(/.*)?|v1/predict|v2/infer|pipeline(/.*)?": "/v1/models/NAME:predict answers instances",
-    r"(v1/|v2/|api/)?(embed|embeddings?)": "/embed, /v1/embeddings and /v2/embed return the vectors of texts",
-    r"(v1/|v2/|api/)?(rerank|reranking|ranking)": "/rerank, /v1/rerank and /v2/rerank rank texts",
-}
-"""Patterns of paths that people and probes expect, with a hint to the route, or to the flag that switches it on. They
-apply only to a 404, so not to a path that the service has."""
-
-
-def hint_for(path: str, status: int, openai_prefix: str) -> tuple[int, str, RenderError] | None:
-    """Returns the status, message and error format for a POST to an unknown path, or None if no hint applies."""
-    if _EXPLAIN.fullmatch(path):
-        return 501, "the service has no explanations; add an explainer to the InferenceService", error_json
-    if path.startswith(_MODEL_ROUTES) or status != 404:
-        return None
-    root, bare = root_of(openai_prefix), path.rstrip("/")
-    base, within = f"{root}/v1", bare if bare == root else bare.removeprefix(root)
-    for pattern, hint in _FOREIGN.items():
-        if re.fullmatch(pattern, within.removeprefix("/")):
-            return status, f"{HTTPStatus(status).phrase}; {hint.format(base=base)}", render_error
-    for route in _ROUTES:
-        if bare.endswith(f"/{route}"):
-            base_url = f"the base_url of an OpenAI client is http://HOST:PORT{base}"
-            return 404, f"Not Found, expected {base}/{route}: {base_url}", render_error
-    if root and within in ROUTES and within != bare:
-        return 404, f"Not Found; this route is {within}, without {root}", render_error
-    return None
-
-
-def hint_about(path: str, openai_prefix: str) -> str:
-    """Returns a hint to the route in place of an unknown path, or an empty text."""
-    within = path.rstrip("/").removeprefix(root_of(openai_prefix)).removeprefix("/").lower()
-    return next((f"; {hint}" for pattern, hint in _EXPECTED.items() if re.fullmatch(pattern, within)), "")
 
 
 def health_paths(openai_prefix: str) -> list[str]:
@@ -140,8 +76,10 @@ def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:
                 # Starlette joins a set, and its order differs between processes.
                 headers["Allow"] = ", ".join(sorted(error.headers["Allow"].split(", ")))
                 detail += f", expected {headers['Allow']}"
-            if request.method == "POST" and (hint := hint_for(path, status, openai_prefix)) is not None:
+            if (hint := hint_for(path, status, openai_prefix, request.method)) is not None:
                 status, detail, render = hint
+            elif request.method == "POST" and path.startswith(MODEL_ROUTES):
+                detail += "; /v1/models/NAME:predict and /v2/models/NAME/infer run a model"
             elif status == 404:
                 detail += hint_about(path, openai_prefix)
             error = RequestError(f"{request.method} {path[:200]}: {detail}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, metadata
 
 from starlette.requests import Request
@@ -85,6 +86,12 @@ async def describe_models(models: Models) -> dict[str, Json]:
         entry = {"name": model.name, "task": model.task.name, "ready": error is None, **names}
         entries.append(entry if error is None else {**entry, "reason": str(error)})
     entries += [{"name": name, "ready": False, "reason": reason} for name, reason in models.absent.items()]
+    for entry in entries:
+        name = str(entry["name"])
+        if name in models.since:
+            entry["since"] = datetime.fromtimestamp(models.since[name], UTC).isoformat(timespec="seconds")
+        if name in models.uncounted:
+            entry["counts"] = False
     return {"models": entries, **({"errors": models.errors} if models.errors else {})}
 
 

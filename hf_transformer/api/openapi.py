@@ -47,7 +47,7 @@ class Documents:
     def __init__(self, service: Service, openai_prefix: str, *, keys: bool = False) -> None:
         self._models = service.models
         self._root = root_of(openai_prefix)
-        self._settings = {"openai_prefix" if self._root else "no_openai_prefix", *(["api_keys"] if keys else ())}
+        self._settings = {*(["openai_prefix"] if self._root else ()), *(["api_keys"] if keys else ())}
         # libyaml is eight times as fast as the Python parser, but some PyYAML builds lack libyaml.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self._template = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader

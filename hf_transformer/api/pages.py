@@ -58,7 +58,6 @@ def _route(path: str, file: Path, policy: str) -> Route:
     media_type = TYPES[Path(file.name.removesuffix(".gz")).suffix]
     headers = {
         "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Vary": "Accept-Encoding",
         "Cache-Control": "no-cache",  # revalidate, since a new version of the service has other files

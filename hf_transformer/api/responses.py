@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
+from hf_transformer.api.call import path_pattern
 from hf_transformer.errors import NotReady
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
@@ -31,7 +32,14 @@ def json_route(path: str, answer: Callable[..., Json]) -> Route:
     async def show(request: StarletteRequest) -> JsonResponse:
         return JsonResponse(answer(**request.path_params))
 
-    return Route(path, show)
+    return get_route(path, show)
+
+
+def get_route(path: str, show: Callable[[StarletteRequest], Awaitable[StarletteResponse]]) -> Route:
+    """Creates a GET route whose path may have the name of a model."""
+    route = Route(path, show)
+    route.path_regex = path_pattern(path)
+    return route
 
 
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:

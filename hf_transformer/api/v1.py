@@ -1,7 +1,7 @@
 """KServe's V1 protocol over REST.
 
-    GET  /v1/models                 {"models": ["bert"]}
-    GET  /v1/models/{m}             {"name": "bert", "ready": true}, 503 if the model is not ready
+    GET  /v1/models                 {"models": ["bert"]}, and OpenAI's list
+    GET  /v1/models/{m}             {"name": "bert", "ready": true} and OpenAI's object, 503 if it is not ready
     POST /v1/models/{m}:predict     {"instances": [...], "parameters": {...}} -> {"predictions": [...]}
                                     "parameters": {"stream": true} streams generated text
 
@@ -35,7 +35,7 @@ from starlette.routing import Route
 from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json, require_few
-from hf_transformer.api.responses import JSON, JsonResponse, json_route, readiness, reply
+from hf_transformer.api.responses import JSON, JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
 from hf_transformer.errors import InvalidInput, RequestError, UnsupportedEncoding, describe
@@ -78,22 +78,18 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
 
 
-def routes(service: Service, cards: Callable[[], Mapping[str, Mapping[str, Json]]] | None = None) -> list[Route]:
-    """Creates the GET routes. ``cards`` returns OpenAI's model objects, if the OpenAI API shares these routes."""
+def routes(service: Service, cards: Callable[[], Mapping[str, Mapping[str, Json]]]) -> list[Route]:
+    """Creates the GET routes. ``cards`` returns OpenAI's model objects, for clients with the base URL /v1."""
     models = service.models
-
-    def names() -> Json:
-        openai_list = {} if cards is None else {"object": "list", "data": list(cards().values())}
-        return {"models": models.names, **openai_list}
 
     async def model_ready(request: Request) -> JsonResponse:
         name = request.path_params["model"]
         error = await models.find_not_ready(models.find(name))
-        return readiness(error, {"name": name, **({} if cards is None else cards()[name])})
+        return readiness(error, {"name": name, **cards()[name]})
 
     return [
-        json_route("/v1/models", names),
-        Route("/v1/models/{model}", model_ready),
+        json_route("/v1/models", lambda: {"models": models.names, "object": "list", "data": list(cards().values())}),
+        get_route("/v1/models/{model}", model_ready),
     ]
 
 

@@ -11,8 +11,8 @@
     GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 if it is not ready
     POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or binary format
     POST /v2/repository/index                       {"ready": false} -> [{"name", "version", "state", "reason"}]
-    POST /v2/repository/models/{m}/load             {"parameters": {...}} -> nothing (--enable_model_control)
-    POST /v2/repository/models/{m}/unload           the same
+    POST /v2/repository/models/{m}/load             {} -> nothing (--enable_model_control)
+    POST /v2/repository/models/{m}/unload           {"parameters": {"unload_dependents": false}} -> nothing
 
 Sources: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md, and
 extension_statistics.md and extension_model_repository.md in
@@ -29,15 +29,17 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from hf_transformer import __version__
+from hf_transformer.api.auth import CONTROL_PATH
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.openai.fields import GENERATION
-from hf_transformer.api.responses import JsonResponse, json_route, readiness, reply
+from hf_transformer.api.responses import JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady, describe
+from hf_transformer.observability.series import coarse
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
@@ -56,6 +58,8 @@ SERVER_METADATA: Json = {
 }
 """The server's metadata, with Triton's names of extensions."""
 BINARY = b"application/octet-stream"
+UNLOAD_DEPENDENTS = "unload_dependents"
+"""The parameter of unload that Triton's clients always send."""
 HEADER = HEADER_LENGTH.lower().encode()
 """The header with the length of the JSON before binary tensors, in lower case."""
 
@@ -89,12 +93,9 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         return change
 
     endpoint = Endpoint("v2", answer, error_json, service)
-    repository = {"index": list_repository, "models/{model}/load": control("load")}
-    repository["models/{model}/unload"] = control("unload")
-    changes = [
-        (f"/v2/repository/{path}", Endpoint("repository", handle, error_json, service))
-        for path, handle in repository.items()
-    ]
+    repository: dict[str, Handle] = {"/v2/repository/index": list_repository}
+    repository |= {f"{CONTROL_PATH}{{model}}/{action}": control(action) for action in ("load", "unload")}
+    changes = [(path, Endpoint("repository", handle, error_json, service)) for path, handle in repository.items()]
     return [*changes, *[(f"{path}/infer", endpoint) for path in V2_PATHS]]
 
 
@@ -118,9 +119,9 @@ def routes(service: Service) -> list[Route]:
         return lambda **path: render(find(**path).describe())
 
     views: dict[str, Callable[[ModelDescription], Json]] = {
-        "": metadata,
         "/config": lambda model: configuration(model, service.max_instances),
         "/stats": lambda model: statistics([model], service.metrics.totals_of),
+        "": metadata,  # the last, since a name may have slashes
     }
     return [
         *[json_route(path, lambda: SERVER_METADATA) for path in ("/v2", "/v2/")],
@@ -128,7 +129,7 @@ def routes(service: Service) -> list[Route]:
         Route("/v2/health/ready", ready),
         json_route("/v2/models", lambda: {"models": models.names}),
         json_route("/v2/models/stats", lambda: statistics(ready_models(models), service.metrics.totals_of)),
-        *[Route(f"{path}/ready", model_ready) for path in V2_PATHS],
+        *[get_route(f"{path}/ready", model_ready) for path in V2_PATHS],
         *[json_route(f"{path}{end}", by_path(render)) for path in V2_PATHS for end, render in views.items()],
     ]
 
@@ -182,6 +183,7 @@ def _statistics(model: ModelDescription, totals: Mapping[str, float]) -> Json:
     def duration(count: float, seconds: float) -> dict[str, int]:
         return {"count": int(count), "ns": round(seconds * 1e9)}
 
+    preprocess = coarse(totals["preprocess"])
     count, batches, texts = totals["answered"], int(totals["batches"]), int(totals["texts"])
     if model.task in GENERATION:
         # A logits model runs one step per text in a batch. Other generative models receive one call per text.
@@ -189,10 +191,10 @@ def _statistics(model: ModelDescription, totals: Mapping[str, float]) -> Json:
     else:
         counts = {"inference_count": int(totals["instances"]), "execution_count": batches}
     stats = {
-        "success": duration(count, totals["preprocess"] + totals["predict"] + totals["postprocess"]),
+        "success": duration(count, preprocess + totals["predict"] + totals["postprocess"]),
         "fail": duration(totals["failed"], totals["failing"]),
         "queue": duration(count, totals["queue"]),
-        "compute_input": duration(count, totals["preprocess"]),
+        "compute_input": duration(count, preprocess),
         "compute_infer": duration(count, max(totals["predict"] - totals["queue"], 0.0)),
         "compute_output": duration(count, totals["postprocess"]),
         "cache_hit": duration(0, 0.0),
@@ -203,11 +205,25 @@ def _statistics(model: ModelDescription, totals: Mapping[str, float]) -> Json:
 
 
 async def control_model(service: Service, action: str, name: str, parameters: Mapping[str, Json]) -> None:
-    """Loads or unloads a model at the predictor and in the service. Raises RequestError."""
+    """Loads or unloads a model at the predictor and in the service. Raises RequestError.
+
+    Triton's parameters ``config`` and ``file:PATH`` replace a model's files, and so the code that Triton runs. They are
+    not a client's: only Triton's model repository decides.
+    """
     if service.control is None:
         expected = f"a service with --enable_model_control, to {action} a model"
         raise InvalidInput("", expected, "one without")
-    await (service.control.load if action == "load" else service.control.unload)(name, parameters)
+    known = (UNLOAD_DEPENDENTS,) if action == "unload" else ()
+    for parameter, value in parameters.items():
+        path = f"parameters.{parameter[:40]}"
+        if parameter not in known:
+            hint = "the operator changes a model's files and configuration in Triton's model repository"
+            raise InvalidInput(path, f"no parameter but {UNLOAD_DEPENDENTS}" if known else "no parameters", "one", hint)
+        expect(value, bool, path, "true or false")
+    if action == "load":
+        await service.control.load(name)
+    else:
+        await service.control.unload(name, parameters)
 
 
 async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
-from hf_transformer.api.auth import ApiKeys
+from hf_transformer.api.auth import CONTROL_KEYS, ApiKeys
 from hf_transformer.api.dialects import routes as dialects
 from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.endpoint import Endpoint
@@ -29,6 +29,9 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.extras import install_command
+from hf_transformer.generation.children import ChildPool
+from hf_transformer.generation.grammar_memory import GrammarMemory
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -72,9 +75,14 @@ def build_app(
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
     warns = board is None or board.index == 0
-    factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns)
+    sandbox = Sandbox(
+        ChildPool(config.max_children, seconds=config.child_timeout_seconds, max_bytes=config.max_child_bytes),
+        GrammarMemory(config.max_constraint_bytes),
+    )
+    factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns, sandbox)
     tracing = open_tracing(config)
     models = Models(ready_when=config.ready_when, board=board)
+    metrics.watch_unserved(lambda: models.unserved_since)
     if entries is None or entries.path is None:
         entries = None
         deployed = [factory.make(DeclaredModel(config), loaded or load_model(config))]
@@ -91,17 +99,19 @@ def build_app(
     model_set = ModelSet(models, factory, deployed, entries, board, on_change)
     service = _service(config, models, metrics, executor, tracing, model_set if config.enable_model_control else None)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
-    grpc = grpc_server(config, service, keys)
+    control_file = config.model_control_keys_file if config.enable_model_control else None
+    control_keys = None if control_file is None else ApiKeys(control_file, CONTROL_KEYS)
+    grpc = grpc_server(config, service, keys, control_keys)
     shared_metrics = None if board is None else metrics.share(board)
-    renewing = None if keys is None else _running(keys.keep_renewing)
+    renewing = [_running(known.keep_renewing) for known in (keys, control_keys) if known is not None]
     first = None if board is None else _ready_first(models, board)
-    resources = shared_metrics, tracing, model_set, renewing, first, grpc
+    resources = shared_metrics, tracing, sandbox.children, model_set, *renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, resources))
     # After a signal, HTTP, streams and gRPC have the same grace period.
     ends = [model_set.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
     if grpc is not None:
         ends.append(grpc.start_shutdown)
-    settings = gateway_settings(config, keys, trusted_proxies)
+    settings = gateway_settings(config, keys, trusted_proxies, control_keys)
     started = gateway(config, service, inner, settings)
     return AsgiApplication(started, inner, ends)
 
@@ -124,6 +134,7 @@ def _service(
         max_json_depth=config.max_json_depth,
         streams=OpenStreams(),
         server_timing=config.enable_server_timing,
+        tokenize_timing=config.enable_tokenize_timing,
         token_inputs=config.enable_token_inputs,
         max_instances=config.max_instances,
         max_total_length=config.max_total_length,
@@ -169,7 +180,9 @@ def call_attributes(config: Config, model: Model) -> dict[str, str | int]:
     return {**server, "http.request.method": "POST", **({"url.full": url} if infers else {})}
 
 
-def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str | None) -> GatewaySettings:
+def gateway_settings(
+    config: Config, keys: ApiKeys | None, trusted_proxies: str | None, control_keys: ApiKeys | None = None
+) -> GatewaySettings:
     """Returns the gateway's settings from the flags."""
     open_paths = health.health_paths(config.openai_route_prefix)
     if config.enable_playground:  # the page requests a key from its user
@@ -178,6 +191,7 @@ def gateway_settings(config: Config, keys: ApiKeys | None, trusted_proxies: str 
         open_paths += [path for path, _ in pages.PLAYGROUND.files]
     return GatewaySettings(
         keys=keys,
+        control_keys=control_keys,
         hosts=None if "*" in config.allowed_hosts else AllowedHosts(config.allowed_hosts),
         origins=config.cors_allow_origin,
         access_log=config.access_log_format,
@@ -236,10 +250,10 @@ def starlette_app(
     )
     routes: list[BaseRoute] = [
         *health.routes(service, prefix, "playground" if config.enable_playground else None),
-        *v1.routes(service, openai.shared_cards(service, prefix)),
+        *info.routes(service, info_settings),  # before V1's, since a name may have slashes
+        *v1.routes(service, openai.model_cards(service.models)),
         *v2.routes(service),
         *openai.routes(service, prefix),
-        *info.routes(service, info_settings),
         documents.route,
     ]
     if config.enable_docs_url or config.enable_playground:
@@ -295,7 +309,9 @@ async def _ready_first(models: Models, board: WorkerBoard) -> AsyncIterator[None
     yield
 
 
-def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:
+def grpc_server(
+    config: Config, service: Service, keys: ApiKeys | None = None, control_keys: ApiKeys | None = None
+) -> GrpcServer | None:
     """Builds the gRPC server if --enable_grpc is set. Raises ConfigError if the certificate can't be read."""
     if not config.enable_grpc:
         return None
@@ -316,4 +332,4 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         age=config.grpc_max_connection_age,
         age_grace=config.grpc_max_connection_age_grace,
     )
-    return GrpcServer(service, settings, keys, config.access_log_format)
+    return GrpcServer(service, settings, keys, config.access_log_format, control_keys)

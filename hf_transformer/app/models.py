@@ -15,7 +15,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -34,7 +34,15 @@ from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel
 from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile, identity
-from hf_transformer.errors import NotReady, PredictorTimeout, TransformerError, UnknownModel
+from hf_transformer.errors import (
+    LoadError,
+    NotReady,
+    PredictorTimeout,
+    TransformerError,
+    UnknownModel,
+    without_folders,
+)
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
@@ -48,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 """The first and the maximum pause before a model that could not be loaded is tried again. Pauses double."""
+RETRY_SHARE = 20
+"""The pause after a failed attempt is at least this many times its duration, up to the maximum: the tokenizers library
+holds the interpreter's lock while it reads a file, 40 ms for each megabyte."""
 READY_POLL_SECONDS = 0.05
 """Interval between two looks at the readiness of a successor, and at the requests of a removed model."""
 
@@ -65,6 +76,7 @@ class ModelFactory:
     latency_log: LatencyLog | None = None
     diagnose: Diagnose | None = None
     warns: bool = True
+    sandbox: Sandbox = field(default_factory=Sandbox)
 
     def make(self, declared: DeclaredModel, loaded: LoadedModel) -> Deployment:
         """Makes a model and its predictor, which are not running yet. Raises ConfigError for invalid settings."""
@@ -81,7 +93,7 @@ class ModelFactory:
             connections=self.connections,
             embeds=isinstance(loaded.task, TextEmbedding),
         )
-        build = PipelineBuilder(config, loaded, predictor, metrics, self.executor, self.diagnose)
+        build = PipelineBuilder(config, loaded, predictor, metrics, self.executor, self.diagnose, self.sandbox)
         shared: dict[str, Any] = {
             "checks": CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds),
             "latency_log": self.latency_log,
@@ -178,9 +190,11 @@ class ModelSet:
         self._changed = asyncio.Condition()
         self._file: ReloadableFile[list[DeclaredModel]] | None = None
         self._source = ""
+        factory.metrics.entries_valid.set_function(lambda: not models.errors)
         if entries is not None:
             self._source = path = str(entries.path)
-            self._file = ReloadableFile(path, partial(watched_files, path), partial(read_entries, entries, set()))
+            read = partial(read_entries, entries, set(), set())
+            self._file = ReloadableFile(path, partial(watched_files, path), read)
         for deployment in deployed:
             self._declared[deployment.model.name] = deployment.declared
             self._serve(deployment)
@@ -208,8 +222,8 @@ class ModelSet:
 
     # Control by clients (--enable_model_control)
 
-    async def load(self, name: str, parameters: Mapping[str, Json]) -> None:
-        """Makes the predictor load a declared model, and serves the model.
+    async def load(self, name: str) -> None:
+        """Makes the predictor load a declared model from its repository, and serves the model.
 
         Raises:
             UnknownModel: no entry declares the model.
@@ -220,7 +234,7 @@ class ModelSet:
             self._apply(self._file.value)
         config = self._config(name)
         async with self._transport(config) as transport:
-            await transport.load_model(config.predictor_model or name, parameters)
+            await transport.load_model(config.predictor_model or name, {})
         self._set_unloaded(self._unloaded - {name})
         if (task := self._changing.get(name)) is not None:
             seconds = config.predictor_request_timeout_seconds
@@ -283,7 +297,6 @@ class ModelSet:
                     declared = self._file.value
                 if self._file is not None:
                     self._report_file(self._file.error)
-                self._factory.metrics.entries_valid.set(not self._models.errors)
                 unloaded = self._unloaded if self._board is None else frozenset(self._board.unloaded)
                 if unloaded != self._unloaded or declared != list(self._declared.values()):
                     self._unloaded = unloaded
@@ -292,9 +305,7 @@ class ModelSet:
                 logger.exception("%s: the changes could not be applied", self._source)
 
     def _report_file(self, error: str) -> None:
-        self._models.errors.pop(self._source, None)
-        if error:
-            self._models.errors[self._source] = error
+        self._models.set_error(self._source, error)
 
     def _apply(self, declared: Sequence[DeclaredModel]) -> None:
         """Declares the models, and starts a task for each added, changed and removed model."""
@@ -327,23 +338,28 @@ class ModelSet:
         retry = MIN_RETRY_SECONDS
         while (target := self._target(name)) != self._current(name):
             if target is None:
+                if name not in self._unloaded and self._models.hands_over(name):
+                    await asyncio.sleep(READY_POLL_SECONDS)
+                    continue
                 self._retire(self._deployed.pop(name))
                 self._models.remove(name)
                 continue
+            began = asyncio.get_running_loop().time()
             try:
                 deployment = await self._start(target)
                 if name in self._deployed and not await self._becomes_ready(deployment, target):
                     continue
             except Exception as error:
                 await self._report(name, error)
-                await self._pause(name, target, retry)
+                lasted = asyncio.get_running_loop().time() - began
+                await self._pause(name, target, max(retry, min(RETRY_SHARE * lasted, MAX_RETRY_SECONDS)))
                 retry = min(retry * 2, MAX_RETRY_SECONDS)
                 continue
             if (old := self._deployed.get(name)) is not None:
                 self._retire(old)
             self._deployed[name] = deployment
             self._serve(deployment)
-        self._models.errors.pop(name, None)
+        self._models.set_error(name, "")
         if name not in self._declared and name not in self._deployed:
             self._factory.metrics.forget(name)
             self._on_change(name, None)
@@ -362,7 +378,7 @@ class ModelSet:
         name, is_ready = deployment.model.name, False
         try:
             while self._target(name) is target and not is_ready:
-                self._models.errors[name] = f"the changed entry is not served yet: {deployment.model.problem}"
+                self._models.set_error(name, f"the changed entry is not served yet: {deployment.model.problem}")
                 await asyncio.sleep(READY_POLL_SECONDS)
                 is_ready = deployment.model.is_ready
         finally:
@@ -371,15 +387,20 @@ class ModelSet:
         return is_ready
 
     async def _report(self, name: str, error: Exception) -> None:
-        """Reports a model that can't be loaded. A deployed model of this name stays."""
+        """Reports a model that can't be loaded. A deployed model of this name stays.
+
+        The log has the whole error. Clients get it without the server's folders.
+        """
         if isinstance(error, TransformerError):
-            reason = str(error)
+            text, target = error.message if isinstance(error, LoadError) else str(error), self._target(name)
+            reason = without_folders(text, "" if target is None else target.config.model_dir)
         else:
             reason = f"internal error: {type(error).__name__}"
         if self._models.errors.get(name) != reason:
             exc_info = None if isinstance(error, TransformerError) else error
-            logger.error("model %r can't be loaded, retrying: %s", name, reason, exc_info=exc_info)
-        self._models.errors[name] = reason
+            shown = error if isinstance(error, TransformerError) else reason
+            logger.error("model %r can't be loaded, retrying: %s", name, shown, exc_info=exc_info)
+        self._models.set_error(name, reason)
         if name in self._models.absent:
             self._models.absent[name] = f"it can't be loaded: {reason}"
         async with self._changed:
@@ -414,8 +435,17 @@ def watched_files(path: str) -> list[str]:
     """Lists the file of --models, or the files of the models in --model_repository with their folders."""
     if not os.path.isdir(path):
         return [path]
-    folders = [path, *(entry.path for entry in _visible(path) if entry.is_dir())]
-    return [*folders, *(entry.path for folder in folders[1:] for entry in _visible(folder) if entry.is_file())]
+    folders = [entry.path for entry in _visible(path) if entry.is_dir()]
+    return [path, *(name for folder in folders for name in (folder, *model_files(folder)))]
+
+
+def model_files(folder: str) -> list[str]:
+    """Lists the files of a model that the service reads: those of its folder and of subfolders such as 1_Pooling, but
+    not those of Triton's versions."""
+    entries = _visible(folder)
+    inner = [entry.path for entry in entries if entry.is_dir() and not entry.name.isdigit()]
+    files = [*entries, *(entry for path in inner for entry in _visible(path))]
+    return [entry.path for entry in files if entry.is_file()]
 
 
 def _visible(folder: str) -> list[os.DirEntry[str]]:
@@ -425,13 +455,18 @@ def _visible(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def read_entries(entries: ModelEntries, logged: set[str]) -> list[DeclaredModel]:
-    """Reads the declared models, and logs the warnings that are not in ``logged`` yet. Raises ConfigError."""
-    configs, notes = entries.read()
+def read_entries(entries: ModelEntries, logged: set[str], known_models: set[str]) -> list[DeclaredModel]:
+    """Reads the declared models, and logs the warnings that are not in ``logged`` yet. Raises ConfigError.
+
+    ``known_models`` becomes the names of these models.
+    """
+    configs, notes = entries.read(known_models)
+    known_models.clear()
+    known_models.update(config.model_name for config in configs)
     for note in notes:
         if note not in logged:
             logged.add(note)
             logger.warning("%s", note)
     if not os.path.isdir(str(entries.path)):
         return [DeclaredModel(config) for config in configs]
-    return [DeclaredModel(config, tuple(map(identity, watched_files(config.model_dir)[1:]))) for config in configs]
+    return [DeclaredModel(config, tuple(map(identity, model_files(config.model_dir)))) for config in configs]

@@ -28,10 +28,11 @@ from hf_transformer.core.scheduler import (
     Scheduler,
     SchedulerSettings,
 )
-from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.errors import ConfigError, LoadError, RequestError
 from hf_transformer.generation.build import generator_settings, make_generator
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.inputs import FIELDS
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import ALL_TASKS, TextGeneration
 from hf_transformer.generation.types import Generator, GeneratorSettings
@@ -141,6 +142,18 @@ def load_model(config: Config) -> LoadedModel:
         LoadError: a file is missing or invalid.
         ConfigError: a flag does not fit the task.
     """
+    try:
+        return _load_model(config)
+    except BaseException as error:
+        # The tokenizers library raises PanicException, a BaseException, for some broken files.
+        is_panic = type(error).__name__ == "PanicException"
+        if not is_panic and not isinstance(error, ArithmeticError | MemoryError | RecursionError | RequestError):
+            raise
+        detail = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        raise LoadError(f"the files of the model {config.model_name!r} can't be loaded: {detail}") from error
+
+
+def _load_model(config: Config) -> LoadedModel:
     files = find_model_files(
         config.model_id,
         config.model_dir,
@@ -149,6 +162,7 @@ def load_model(config: Config) -> LoadedModel:
         tokenizer_revision=config.tokenizer_revision,
         token=config.hf_token,
         trust_remote_code=config.trust_remote_code,
+        max_file_bytes=config.max_model_file_bytes,
     )
     sentences = read_sentence_transformers(files.model_folder)
     if sentences is not None and config.disable_lower_case:
@@ -168,6 +182,7 @@ def load_model(config: Config) -> LoadedModel:
         special_tokens=not config.disable_special_tokens,
         trust_remote_code=config.trust_remote_code,
         word_cache=config.enable_word_cache,
+        max_file_bytes=config.max_model_file_bytes,
     )
     settings = _task_settings(config, files, tokenizer, task, sentences)
     if issubclass(task, Rerank) and task is not BiEncoderRerank:
@@ -325,6 +340,7 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
         shared_memory_min_bytes=config.predictor_shared_memory_min_bytes,
         shared_memory_warns=warns,
         max_response_bytes=config.max_predictor_response_bytes,
+        max_event_bytes=config.max_predictor_event_bytes,
     )
 
 
@@ -342,6 +358,7 @@ class PipelineBuilder:
     metrics: ModelMetrics
     executor: ThreadPoolExecutor
     diagnose: Diagnose | None = None
+    sandbox: Sandbox = field(default_factory=Sandbox)
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
     def tokenizing(self, spec: ModelSpec) -> TokenizingPipeline:
@@ -384,7 +401,13 @@ class PipelineBuilder:
         config, tokenizer = self.config, model.tokenizer
         settings = replace(model.settings, scheduling=scheduler_settings(config, spec.instances, MAX_STEP_OUTPUT_BYTES))
         generator = make_generator(
-            spec, self.predictor, tokenizer, settings, executor=self.executor, metrics=self.metrics
+            spec,
+            self.predictor,
+            tokenizer,
+            settings,
+            executor=self.executor,
+            metrics=self.metrics,
+            sandbox=self.sandbox,
         )
         problems = _sampling_problems(config, model.task, generator)
         if config.adapters and not generator.takes_adapters:
@@ -394,7 +417,10 @@ class PipelineBuilder:
         if self.diagnose is not None:
             self.diagnose(ModelBinding(config, tokenizer, model.task, spec))
         timeout = config.predictor_request_timeout_seconds
-        verifier = Verifier(self.executor) if config.verify_structured_output else None
+        verifier = None
+        if config.verify_structured_output:
+            verifier = Verifier(self.sandbox.children)
+            self.sandbox.children.warm_up()
         return GenerationPipeline(
             model.task, tokenizer, generator, settings, self._options, timeout=timeout, verifier=verifier
         )

@@ -219,7 +219,7 @@ def demonstrate(
         flags = [
             f"--predictor_host={triton.grpc_address if over_grpc else triton.http_address}",
             f"--predictor_protocol={settings.predictor_protocol}",
-            *("--enable_playground", "--enable_docs_url"),
+            *("--enable_playground", "--enable_docs_url", "--enable_tokenize_timing"),
         ]
         if len(entries) > 1:
             file = folder / "models.json"
@@ -253,11 +253,17 @@ def demonstrate(
 
 
 def chosen_models(settings: argparse.Namespace) -> tuple[Path, list[dict[str, str]]]:
-    """The model repository, and the entries of --models. Raises LoadError if --model_dir can't be used."""
+    """The model repository, and the entries of --models. Raises LoadError for a folder that can't be used."""
     if settings.model_dir is not None:
         folder = settings.model_dir.expanduser().resolve()
         return folder.parent, [own_entry(folder, settings.task)]
     tasks = list(EXAMPLES) if settings.task == ALL else [settings.task]
+    for model in [EXAMPLES[task].model for task in tasks]:
+        if not (settings.model_repository / model / "config.pbtxt").is_file():
+            raise LoadError(
+                f"--model_repository={settings.model_repository}: expected Triton's model repository with {model}, the "
+                f"demo model of the task, found no {model}/config.pbtxt; --model_dir=PATH shows a model of your own"
+            )
     return settings.model_repository, [entry(task, settings.model_repository) for task in tasks]
 
 

@@ -28,6 +28,8 @@ from hf_transformer.errors import LoadError
 from hf_transformer.extras import install_command
 
 HOST = "127.0.0.1"
+ENVIRONMENT_FLAG = "--triton_environment"
+"""The flag of demo and bench for ``LocalTriton.environment``."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory of shm_open
 
 START_SECONDS = 60.0
@@ -44,7 +46,9 @@ HINTS = {
         "This tritonserver does not have the model's backend. For the Python backend: hf-transformer export "
         "--backend=python."
     ),
-    "No module named 'onnxruntime'": "Install onnxruntime in the environment that Triton runs in.",
+    "No module named 'onnxruntime'": (
+        "Install onnxruntime in the environment that Triton runs in (--triton_environment)."
+    ),
 }
 """Remedies by text in Triton's log."""
 
@@ -244,22 +248,28 @@ def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_num
     if environment is not None:
         python = environment / "bin" / "python"
         if not python.exists():
-            raise LoadError(f"{environment} is not a virtual environment: there is no {python}. {_advice()}")
+            problem = f"{environment} is not a virtual environment: there is no {python}"
+            raise LoadError(f"{ENVIRONMENT_FLAG}: {problem}. {_advice()}")
         return _in_environment(python, variables, any_numpy=any_numpy)
     if importlib.util.find_spec("pytriton") is not None:
         return _in_environment(Path(sys.executable), variables, any_numpy=any_numpy)
     program = shutil.which("tritonserver", path=variables["PATH"])
     if program is None:
         raise LoadError(
-            f"found no tritonserver: nvidia-pytriton is not installed here, and the program is not on PATH. {_advice()}"
+            f"found no tritonserver: nvidia-pytriton is not installed in {sys.prefix}, and the program is not on PATH. "
+            f"{_advice()}"
         )
     return TritonInstallation(program, [program], variables)
 
 
 def _advice() -> str:
+    beside = Path(".venv-triton")
+    known = f", such as {beside}, which is here" if (beside / "bin" / "python").exists() else ""
     return (
-        f"Install it with: {install_command('demo')}, or in an environment of its own: "
-        "pip install --no-deps nvidia-pytriton && pip install 'numpy<2' onnxruntime"
+        f"Name a virtual environment with nvidia-pytriton and numpy below 2 by {ENVIRONMENT_FLAG}=PATH{known}. In a "
+        "checkout make install makes one, .venv-triton; elsewhere: python3 -m venv triton && triton/bin/pip install "
+        "--no-deps nvidia-pytriton && triton/bin/pip install 'numpy<2' onnxruntime. Or install both here: "
+        f"{install_command('demo')}"
     )
 
 
@@ -272,17 +282,20 @@ def _in_environment(python: Path, variables: Mapping[str, str], *, any_numpy: bo
     facts = json.loads(answer.stdout)
     folder = python.parent.parent
     if facts["pytriton"] is None:
-        raise LoadError(f"nvidia-pytriton is not installed in {folder}. {_advice()}")
+        raise LoadError(f"{ENVIRONMENT_FLAG}: nvidia-pytriton is not installed in {folder}. {_advice()}")
     if not any_numpy and (facts["numpy"] is None or int(facts["numpy"].partition(".")[0]) >= 2):
         raise LoadError(
             f"{folder} has numpy {facts['numpy']}, but Triton's Python models return empty tensors without numpy 1. "
-            "Install there: pip install 'numpy<2'"
+            f"Install it there: {folder}/bin/pip install 'numpy<2', or name another environment by {ENVIRONMENT_FLAG}"
         )
     server = Path(facts["pytriton"]) / "tritonserver"
     stub = server / "python_backend_stubs" / facts["version"] / "triton_python_backend_stub"
     if not stub.exists():
         known = ", ".join(sorted(path.name for path in stub.parents[1].glob("*")))
-        raise LoadError(f"the nvidia-pytriton in {folder} supports Python {known}, not {facts['version']}")
+        raise LoadError(
+            f"the nvidia-pytriton in {folder} supports Python {known}, not {facts['version']}: make a virtual "
+            f"environment with one of these, and name it by {ENVIRONMENT_FLAG}"
+        )
     # The stub embeds Python, and the loader does not search libpython's folder by itself.
     libraries = [str(server.parents[1] / "nvidia_pytriton.libs"), facts["libdir"], variables.get("LD_LIBRARY_PATH")]
     return TritonInstallation(

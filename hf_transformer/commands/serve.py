@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from hf_transformer import __version__
-from hf_transformer.api.auth import read_keys
+from hf_transformer.api.auth import CONTROL_KEYS, read_keys
 from hf_transformer.app.application import build_app
 from hf_transformer.app.wiring import LoadedModel, load_model
 from hf_transformer.commands.doctor.advice import StartAdvice
@@ -54,6 +54,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         read_key_pair(config.ssl_certfile, config.ssl_keyfile)
     if config.api_keys_file is not None:
         read_keys(config.api_keys_file)
+    if config.model_control_keys_file is not None:
+        read_keys(config.model_control_keys_file, CONTROL_KEYS)
     entries = ModelEntries(argv, environ)
     loaded: LoadedModel | None = None
     if entries.path is None:

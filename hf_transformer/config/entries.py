@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from hf_transformer.errors import ConfigError, LoadError, nearest
 from hf_transformer.tokenizer.files import has_tokenizer, transformer_folder
 
 MAX_FILE_BYTES = 4 * 2**20
+MAX_SETTINGS = 100_000
+"""Maximum number of settings in a file of --models, each counted once for each entry that merges it."""
 KNOWN = {name: option for option in all_options() for name in (option.name, *option.aliases)}
 INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
@@ -55,13 +57,17 @@ class ModelEntries:
         service, _ = parse_config(argv, environ)
         self.path = service.models or service.model_repository
 
-    def read(self) -> tuple[list[Config], list[str]]:
+    def read(self, known_models: Collection[str] = ()) -> tuple[list[Config], list[str]]:
         """Returns the configuration of each model, equal to that of a service of this model alone, and warnings in
-        addition to those of ``parse_config``. Raises ConfigError with one line."""
+        addition to those of ``parse_config``. Raises ConfigError with one line.
+
+        ``known_models`` are the models that were read before: in a repository, one whose folder is there but has lost
+        files remains a model, which can't be loaded. Its folder may be copied right now.
+        """
         service, known = parse_config(self._argv, self._environ)
         if self.path is None:
             return [service], []
-        entries, notes = read_file(self.path) if service.models else read_repository(self.path)
+        entries, notes = read_file(self.path) if service.models else read_repository(self.path, known_models)
         defaults = collect(all_options(), self._argv, self._environ)[0] | {"models": None, "model_repository": None}
         configs: list[Config] = []
         owners: dict[str, str] = {}
@@ -80,8 +86,9 @@ class ModelEntries:
         return configs, notes
 
 
-def read_repository(folder: str) -> tuple[list[EntrySettings], list[str]]:
-    """Returns an entry for each folder with config.json and a tokenizer, and warnings about the other folders."""
+def read_repository(folder: str, known_models: Collection[str] = ()) -> tuple[list[EntrySettings], list[str]]:
+    """Returns an entry for each folder with config.json and a tokenizer, or of a known model, and warnings about the
+    other folders."""
     entries, notes = [], []
     try:
         paths = sorted(path for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -95,7 +102,7 @@ def read_repository(folder: str) -> tuple[list[EntrySettings], list[str]]:
             problem = f"no {missing}" if missing == "config.json" or not has_tokenizer(inner) else ""
         except (ValueError, LoadError, OSError) as exc:
             problem = f"expected {MODEL_NAME.expects}" if isinstance(exc, ValueError) else str(exc)
-        if problem:
+        if problem and path.name not in known_models:
             notes.append(f"{path} is not served: {problem}")
         else:
             texts = {"model_name": path.name, "model_dir": str(path)}
@@ -122,6 +129,8 @@ def read_file(path: str) -> tuple[list[EntrySettings], list[str]]:
         raise ConfigError(f"{path} can't be read: {exc.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not YAML: expected text in UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: expected mappings that merge each other in at most some hundred steps") from None
     except yaml.MarkedYAMLError as exc:
         where = f"line {exc.problem_mark.line + 1}, column {exc.problem_mark.column + 1}: " if exc.problem_mark else ""
         raise ConfigError(f"{path} is not YAML: {where}{exc.problem}") from None
@@ -145,9 +154,29 @@ def entries_of(loader: Any, path: str) -> Iterator[EntrySettings]:
                 line = key.start_mark.line + 1
                 raise ConfigError(f"{path}: models[{index}]: the key {quoted(key)} is repeated in line {line}")
             keys.add(str(key.value))
+    counts: dict[int, int] = {}
+    total = sum(settings_in(item, counts, path) for item in node.value)
+    if total > MAX_SETTINGS:
+        raise ConfigError(f"{path}: expected at most {MAX_SETTINGS} settings of all models, got {total}")
     for index, item in enumerate(node.value):
         loader.flatten_mapping(item)  # merges the mappings of keys <<
         yield entry_of(item.value, f"{path}: models[{index}]")
+
+
+def settings_in(node: Any, counts: dict[int, int], path: str) -> int:
+    """Counts the settings of a mapping, with those that it merges, before they are copied. ``counts`` has the results
+    by node. Raises ConfigError for a mapping that merges itself."""
+    if node.id == "sequence":
+        return sum(settings_in(item, counts, path) for item in node.value)
+    if node.id != "mapping":
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = -1  # while its settings are counted
+        total = sum(settings_in(value, counts, path) if key.tag.endswith(":merge") else 1 for key, value in node.value)
+        counts[id(node)] = total
+    if counts[id(node)] < 0:
+        raise ConfigError(f"{path}: line {node.start_mark.line + 1}: expected a mapping that does not merge itself")
+    return counts[id(node)]
 
 
 def entry_of(pairs: Sequence[tuple[Any, Any]], label: str) -> EntrySettings:

@@ -41,8 +41,15 @@ SEVERAL, SERVER, LIMITS, LOGGING = "Several models", "Server", "Limits", "Loggin
 PATH = plain_text("FILE", "the path of a file")
 SECONDS = number(0, 10**6, metavar="SECONDS")
 AGE = number(0, 10**6, zero=True, metavar="SECONDS")
-MODEL_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
-MODEL_NAMES = name_list("NAME,...", "different names without / ? # %, separated by commas", r"[^/?#%]+")
+PREDICTOR_NAME = plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+")
+PATH_WORDS = "config generate generate_stream infer info load ready stats unload versions".split()
+"""Ends of the model routes. A name such as bert/infer would have the path of another route."""
+_PART = r"(?!\.{1,2}(?:/|$))[^\s/?#%]+"
+_NAME = rf"(?!.*:(?:predict|tokenize|detokenize|explain)$){_PART}(?:/(?!(?:{'|'.join(PATH_WORDS)})(?:/|$)){_PART})*"
+MODEL_NAME = plain_text("NAME", "a name without spaces, ? # % and ends of routes such as /infer, :predict", _NAME)
+MODEL_NAMES = name_list(
+    "NAME,...", "different names without ? # % and ends of routes such as /infer, :predict, separated by commas", _NAME
+)
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
 
 HOST_NAME = r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]?"
@@ -84,7 +91,8 @@ class Config:
 
     # fmt: off
     model_name: str = option(
-        MODEL, "Name of the model in URL paths and on the predictor.", MODEL_NAME, DEFAULT_NAME,
+        MODEL, "Name of the model in URL paths and on the predictor. A name with slashes, such as "
+        "BAAI/bge-small-en-v1.5, needs --predictor_model.", MODEL_NAME, DEFAULT_NAME,
         variables=["INFERENCE_SERVICE_NAME"])
     aliases: tuple[str, ...] = option(
         MODEL, "Further names of the model in URL paths and in OpenAI's field model.", MODEL_NAMES, (), many=True)
@@ -104,6 +112,9 @@ class Config:
     hf_token: str | None = option(
         MODEL, "Token for private models on the hub. Prefer the variable: flags are visible in process lists.",
         TOKEN, variables=["HF_TOKEN"])
+    max_model_file_bytes: int = option(
+        MODEL, "Maximum bytes of each of the model's files that the service reads, such as tokenizer.json. Other JSON "
+        "files have at most 16 MiB.", integer(1), 2**26)
     trust_remote_code: bool = option(
         MODEL, "Run the Python code that comes with a tokenizer.", BOOLEAN, False,
         variables=["TRUST_REMOTE_CODE"])
@@ -199,7 +210,7 @@ class Config:
         "after http:// or https://.",
         plain_text("HOST[:PORT]"), MISSING, variables=["PREDICTOR_HOST"])
     predictor_model: str | None = option(
-        PREDICTOR, "Name of the model on the predictor, if it differs.", MODEL_NAME, default_text="--model_name")
+        PREDICTOR, "Name of the model on the predictor, if it differs.", PREDICTOR_NAME, default_text="--model_name")
     predictor_port: int | None = option(
         PREDICTOR, "Port of Triton, if --predictor_host has none.", integer(1, 65535), variables=["PREDICTOR_PORT"],
         default_text="80, or 443 with TLS")
@@ -226,13 +237,15 @@ class Config:
         PREDICTOR, "Timeout of a call to the predictor in seconds, retries included.", SECONDS, 600.0)
     predictor_request_retries: int = option(
         PREDICTOR, "Maximum retries of a call that did not reach the predictor, got no beginning of an answer, or "
-        "found it unavailable (503, 404, UNAVAILABLE).", integer(0, 100), 0)
+        "found it unavailable (503, 404, UNAVAILABLE). Pauses grow from 0.05 to 2 seconds: 10 retries bridge an outage "
+        "of 11 seconds, 30 one of 51.", integer(0, 100), 0)
     predictor_retry_budget: float = option(
         PREDICTOR, "Average retries per call, in addition to one per second and a reserve of ten. The budget keeps "
         "retries from multiplying the load in an outage.", number(0, 100, zero=True), 0.1)
     predictor_circuit_failures: int = option(
-        PREDICTOR, "Consecutive calls without a reachable predictor that open the circuit breaker: further calls "
-        "get 503 at once, until the predictor reports that it is ready. 0 means never.",
+        PREDICTOR, "Consecutive attempts without a reachable predictor that open the circuit breaker: nothing is "
+        "sent until the predictor reports that it is ready. Calls get 503, at once or after the time that "
+        "--predictor_request_retries bridges. 0 means never.",
         integer(0, 10**6), 5)
     predictor_check_seconds: float = option(
         PREDICTOR, "Seconds between two checks of the model's metadata, which detect that another version is "
@@ -273,8 +286,11 @@ class Config:
         SEVERAL, "Whether the service is ready when all models are, or when any is.", one_of("all", "any"), "all")
     enable_model_control: bool = option(
         SEVERAL, "Accept POST /v2/repository/models/NAME/load and /unload, over gRPC too: Triton (with "
-        "--model-control-mode=explicit) loads or unloads the model, and the service begins or ends to serve it.",
-        BOOLEAN, False)
+        "--model-control-mode=explicit) loads or unloads the model, and the service begins or ends to serve it. "
+        "Requires --model_control_keys_file.", BOOLEAN, False)
+    model_control_keys_file: str | None = option(
+        SEVERAL, "File with the keys of --enable_model_control, in the form of --api_keys_file. Loading and unloading "
+        "need one of these keys; a key of --api_keys_file does not suffice. A changed file is reloaded.", PATH)
 
     host: str = option(
         SERVER, "Address to listen on.", plain_text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
@@ -349,7 +365,7 @@ class Config:
         "get 429. A value below --max_request_bytes counts as --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_json_depth: int = option(
         LIMITS, "Maximum nesting of JSON that a chat template renders: tools, arguments of tool calls, "
-        "chat_template_kwargs.", integer(1, 900), 64)
+        "chat_template_kwargs.", integer(1, 200), 64)  # MAX_NESTING of any JSON
     max_instances: int = option(LIMITS, "Maximum instances of a request.", integer(1), 2048)
     max_text_length: int = option(LIMITS, "Maximum characters of a text.", integer(1), 250_000)
     max_total_length: int = option(
@@ -366,6 +382,9 @@ class Config:
         LIMITS, "Maximum requests in flight per worker; further ones get 429.", integer(1), 1024)
     max_predictor_response_bytes: int = option(
         LIMITS, "Maximum bytes of a response of the predictor.", integer(1), 2**30)
+    max_predictor_event_bytes: int = option(
+        LIMITS, "Maximum bytes of one response in a stream of the predictor (an event or a message), and of its "
+        "answers to other requests than inferences, such as a model's configuration.", integer(1), 2**22)
     max_queued_tokens: int = option(
         LIMITS, "Maximum tokens of all requests in flight per worker; once they are reached, further requests "
         "get 429.", integer(1), 262_144)
@@ -389,6 +408,18 @@ class Config:
         LIMITS, "Maximum bytes of the key-value caches of all texts in generation, for models with "
         "past_key_values. A text reserves room for its prompt and max_tokens when it begins; without room it "
         "waits, and gets 413 if it never fits.", integer(1), 2**30)
+    max_constraint_bytes: int = option(
+        LIMITS, "Maximum bytes of compiled constraints per worker, in use and cached, for models that return logits. "
+        "Without room, a request gets 429, and 413 if its constraint never fits.", integer(2**22, 2**40), 256 * 2**20)
+    max_children: int = option(
+        LIMITS, "Maximum child processes per worker that compile constraints and verify texts, one task each at a "
+        "time; a request that waits 10 s for one gets 429.", integer(1, 1024), 2)
+    child_timeout_seconds: float = option(
+        LIMITS, "Maximum CPU time of a child process for one constraint, in seconds; five times as much by the clock. "
+        "A constraint that takes longer gets 413.", SECONDS, 2.0)
+    max_child_bytes: int = option(
+        LIMITS, "Maximum memory of a child process for one constraint; one that takes more gets 413.",
+        integer(2**22, 2**40), 128 * 2**20)
 
     log_level: int = option(
         LOGGING, "Logging level: debug, info, warning, error, critical or a number.", LOG_LEVEL, 20,
@@ -410,7 +441,11 @@ class Config:
     max_log_len: int | None = option(
         LOGGING, "Maximum characters of a text in the log.", integer(0), default_text="unlimited")
     enable_server_timing: bool = option(
-        LOGGING, "Report the duration of each stage of a request in the header Server-Timing.", BOOLEAN, True)
+        LOGGING, "Report the duration of the stages of a request in the header Server-Timing, except tokenization.",
+        BOOLEAN, True)
+    enable_tokenize_timing: bool = option(
+        LOGGING, "Report the duration of tokenization in Server-Timing too. It tells a client which words others have "
+        "sent, unless --enable_word_cache=false.", BOOLEAN, False)
     otlp_endpoint: str | None = option(
         LOGGING, "Collector of OpenTelemetry spans, over OTLP/HTTP, such as http://collector:4318.",
         plain_text("URL", "an http:// or https:// URL", r"https?://[^\s/]+(/\S*)?"))

@@ -51,6 +51,16 @@ def only_one(draft: Draft, pair: tuple[str, str]) -> None:
         raise ConfigError(f"{sources} exclude each other: give one of them")
 
 
+def model_control_has_keys(draft: Draft) -> None:
+    """Refuses --enable_model_control without keys: whoever loads a model decides what Triton runs."""
+    keys = "model_control_keys_file"
+    if draft.values.get("enable_model_control"):
+        if draft.values.get(keys) is None:
+            raise ConfigError(f"{draft.source('enable_model_control')} requires --{keys}, a file with one key per line")
+    elif keys in draft.settings:
+        draft.ignore(keys, "--enable_model_control is not given")
+
+
 def distinct_names(draft: Draft) -> None:
     """Refuses an alias or adapter with another name of the model."""
     options = {draft.values.get("model_name", DEFAULT_NAME): "model_name"}
@@ -59,6 +69,14 @@ def distinct_names(draft: Draft) -> None:
             if name in options:
                 raise draft.settings[option].error(f"names that differ from --{options[name]}")
         options |= dict.fromkeys(draft.values.get(option, ()), option)
+
+
+def name_at_predictor(draft: Draft) -> None:
+    """Requires another name at the predictor for a name with a slash, which Triton's folders can't have."""
+    name = draft.values.get("model_name", DEFAULT_NAME)
+    if "/" in name and not draft.values.get("predictor_model") and draft.values.get("predictor_protocol") != "none":
+        if not draft.settings.keys() & {"models", "model_repository"}:
+            raise draft.settings["model_name"].error("a name without /, or --predictor_model with its name in Triton")
 
 
 def one_model(draft: Draft) -> None:
@@ -200,7 +218,9 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     mention_ignored,
     partial(only_one, pair=("return_probabilities", "return_raw_logits")),
     partial(only_one, pair=("models", "model_repository")),
+    model_control_has_keys,
     distinct_names,
+    name_at_predictor,
     one_model,
     hidden_token,
     predictor_address,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from hf_transformer.errors import TooLarge, TooManyRequests
+from hf_transformer.errors import ContextLengthExceeded, TooLarge, TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.types.request import Used
@@ -174,17 +174,18 @@ class Limits:
     max_sequences: int
     max_answer_values: int
 
-    def check_texts(self, texts: Sequence[TextInput], name: str, *, single: bool = False) -> int:
+    def check_texts(self, texts: Sequence[TextInput], name: str, max_length: int, *, single: bool = False) -> int:
         """Returns the number of characters of all texts. Raises TooLarge over a limit.
 
-        ``name`` is the field of the list, or of its only text if ``single`` is set.
+        ``name`` is the field of the list, or of its only text if ``single`` is set. The model reads ``max_length``
+        tokens.
         """
         self.check_instances(len(texts), name)
         total = 0
         for index, text in enumerate(texts):
             length = characters(text)
             if length > self.max_text_length:
-                raise self.too_long(length, name if single else f"{name}[{index}]")
+                raise self.too_long(length, name if single else f"{name}[{index}]", max_length)
             total += length
         if total > self.max_total_length:
             raise self.too_long_together(total, name)
@@ -201,9 +202,10 @@ class Limits:
             limit = f"at most {self.max_sequences} sequences (texts, pairs and windows) in a request (--max_sequences)"
             raise TooLarge(name, limit, str(count))
 
-    def too_long(self, length: int, path: str) -> TooLarge:
+    def too_long(self, length: int, path: str, max_length: int) -> ContextLengthExceeded:
         """Returns the error for a text of ``length`` characters."""
-        return TooLarge(path, f"at most {self.max_text_length} characters (--max_text_length)", str(length))
+        expected = f"at most {self.max_text_length} characters (--max_text_length)"
+        return ContextLengthExceeded(path, expected, str(length), limit=max_length, counted=False)
 
     def too_long_together(self, length: int, path: str) -> TooLarge:
         """Returns the error for texts with ``length`` characters in total."""

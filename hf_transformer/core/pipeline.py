@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.scheduler import Entry, Scheduler
-from hf_transformer.errors import InvalidInput, NoPredictor, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, NoPredictor, TooLarge
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
@@ -79,7 +79,7 @@ class Pipeline(ABC):
             InvalidInput: a text can't be encoded.
         """
         limits = self._limits
-        limits.check_texts(texts, "instances")
+        limits.check_texts(texts, "instances", self.tokenizer.max_length)
         if options.token_values:
             options = replace(options, max_tokens=limits.max_answer_values // options.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, options)
@@ -189,7 +189,9 @@ class PredictivePipeline(Pipeline):
             for text in item_texts:
                 length = len(text) if type(text) is str else characters(text)
                 if length > limits.max_text_length:
-                    raise limits.too_long(length, task.text_path(path, item_texts.index(text)))
+                    raise limits.too_long(
+                        length, task.text_path(path, item_texts.index(text)), self.tokenizer.max_length
+                    )
                 total += length
             items.append(item)
             counts.append(len(item_texts))
@@ -266,11 +268,13 @@ class PredictivePipeline(Pipeline):
                     if encoding.truncated:
                         truncated.add(index)
                         if task.overflow(request.options) == "error":
-                            raise TooLarge(
+                            raise ContextLengthExceeded(
                                 task.text_path(path, number),
                                 f"at most {len(encoding)} tokens, since the text must not be truncated "
                                 "(--on_overflow=error, or truncation: false)",
                                 "more",
+                                limit=self.tokenizer.max_length,
+                                counted=False,
                             )
                     task.check(encoding, path)
         if truncated:

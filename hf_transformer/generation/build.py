@@ -8,6 +8,7 @@ logits     input_ids -> logits                          exported models; the ser
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any, Literal
@@ -15,8 +16,9 @@ from typing import Any, Literal
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.grammars import IS_INSTALLED
 from hf_transformer.generation.logits import LogitsGenerator
-from hf_transformer.generation.masks import IS_INSTALLED, GrammarCompiler
+from hf_transformer.generation.masks import GrammarCompiler, Sandbox, extra_hint
 from hf_transformer.generation.text import TEXT_INPUT, TEXT_OUTPUTS, TextGenerator
 from hf_transformer.generation.tokens import IDS, OUTPUT, TokenGenerator
 from hf_transformer.generation.types import Generator, GeneratorSettings
@@ -28,6 +30,8 @@ from hf_transformer.tokenizer.model_files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec
+
+logger = logging.getLogger(__name__)
 
 _ID_FIELDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
 
@@ -112,14 +116,22 @@ def make_generator(
     *,
     executor: Executor,
     metrics: ModelMetrics,
+    sandbox: Sandbox | None = None,
 ) -> Generator:
-    """Builds the generator of a model; ``executor`` runs CPU-bound work outside the event loop.
+    """Builds the generator of a model; ``executor`` runs CPU-bound work outside the event loop,
+    ``sandbox`` bounds work with constraints.
 
     Raises ContractError if the model matches no interface, or lacks a tensor that its interface or a flag requires.
     """
     interface = choose_interface(spec, settings)
     if interface == "logits":
-        grammars = GrammarCompiler(Vocabulary(tokenizer)) if IS_INSTALLED else None
+        grammars = None
+        if IS_INSTALLED:
+            sandbox = sandbox or Sandbox()
+            sandbox.children.warm_up()
+            grammars = GrammarCompiler(Vocabulary(tokenizer), sandbox)
+        else:
+            logger.info("%s: requests can't hold a text to a form: %s", spec.name, extra_hint())
         return LogitsGenerator(
             spec, predictor, tokenizer, settings, executor=executor, metrics=metrics, grammars=grammars
         )

@@ -11,18 +11,20 @@ Source: transformers 5.23, utils/chat_template_utils.py. Only a generative servi
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jinja2
-import jinja2.meta
 from jinja2 import nodes
+from jinja2.meta import TrackingCodeGenerator
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
-from hf_transformer.generation import sandbox
-from hf_transformer.generation.sandbox import DEADLINE, ChatEnvironment, Guards, OverBudget, check_size
-from hf_transformer.tokenizer.files import read_json
+from hf_transformer.generation.sandbox import ChatEnvironment, Guards
+from hf_transformer.generation.template_budget import BUDGET, OutOfTime, OverBudget, RenderBudget, check_size
+from hf_transformer.tokenizer.files import read_file, read_json
 from hf_transformer.types.request import Json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -32,11 +34,14 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 """The mark after the content of a continued message, as in transformers."""
 
-TEMPLATE_ERRORS = (
-    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
-    *(TypeError, ValueError, RecursionError),
-)
-"""Exceptions that a template raises for unsupported messages."""
+MAX_TEMPLATE_CHARACTERS, MAX_TEMPLATE_NODES = 100_000, 10_000
+"""Size limits of a template: characters, and expressions and statements. The longest of known models has 30,000
+characters. The compiler holds the interpreter's lock."""
+MAX_INLINE_SECONDS = 0.003
+"""Time limit of a rendering on the event loop. A thread repeats a longer one: switching to it and back takes 0.1 ms,
+and is slower while other threads compute."""
+MAX_INLINE_BYTES = 20_000
+"""Size limit of a request whose chat is rendered on the event loop."""
 
 
 class CompiledTemplate:
@@ -48,10 +53,17 @@ class CompiledTemplate:
     """
 
     def __init__(self, environment: ChatEnvironment, text: str, source: str) -> None:
-        """Raises LoadError for invalid Jinja; ``source`` names the template in the message."""
+        """Raises LoadError for an invalid or too large template; ``source`` names the template in the message."""
+        if len(text) > MAX_TEMPLATE_CHARACTERS:
+            expected = f"a chat template of at most {MAX_TEMPLATE_CHARACTERS} characters"
+            raise LoadError(f"{source}: expected {expected}, got {len(text)}")
         try:
             tree = environment.parse(text)
-            self.names = jinja2.meta.find_undeclared_variables(tree)
+            count = sum(1 for _ in tree.find_all(nodes.Node))
+            if count > MAX_TEMPLATE_NODES:
+                expected = f"a chat template of at most {MAX_TEMPLATE_NODES} expressions and statements"
+                raise LoadError(f"{source}: expected {expected}, got {count}")
+            self.names = _variables(tree)
             loops = list(tree.find_all(nodes.For))
             self.wants_parts = any(_reads_content(loop.iter) for loop in loops) and not any(
                 test.name == "string" for test in tree.find_all(nodes.Test)
@@ -59,24 +71,48 @@ class CompiledTemplate:
             code = environment.compile(Guards().visit(tree))
         except jinja2.TemplateSyntaxError as exc:
             raise LoadError(f"{source}: the chat template is no valid Jinja, line {exc.lineno}: {exc.message}") from exc
+        except LoadError:
+            raise
+        except Exception as exc:  # the compilers of Jinja and Python fail at deep nesting and large numbers
+            detail = f"{type(exc).__name__}: {exc}"[:200]
+            raise LoadError(f"{source}: the chat template can't be compiled: {detail}") from exc
         self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
 
-    def render(self, variables: Mapping[str, Json]) -> str:
+    def render(self, variables: Mapping[str, Json], budget: RenderBudget) -> str:
         """Renders the template.
 
-        Raises InvalidInput if the template rejects the messages, and TooLarge if it exceeds the time or size limit.
+        Raises:
+            InvalidInput: the template rejects the messages, or fails.
+            TooLarge: it exceeds the size limit.
+            OutOfTime: it exceeds the time limit.
         """
         parts, size = [], 0
         try:
-            for part in self._template.generate({**variables, DEADLINE: time.monotonic() + sandbox.MAX_SECONDS}):
+            for part in self._template.generate({**variables, BUDGET: budget}):
                 parts.append(part)
                 size += len(part)
                 check_size(size)
-        except OverBudget as exc:
-            raise TooLarge("messages", "a chat that its template renders within its limits", str(exc)) from exc
-        except TEMPLATE_ERRORS as exc:
+        except OutOfTime:
+            raise
+        except (OverBudget, MemoryError) as exc:
+            raise too_large(exc) from exc
+        except Exception as exc:  # a template can raise any exception of Python's own operations
             raise InvalidInput("messages", "a chat that the model's template accepts", hint=_reason(exc)) from exc
         return "".join(parts)
+
+
+def too_large(reason: Exception) -> TooLarge:
+    """The error of a rendering over a limit."""
+    got = str(reason) or type(reason).__name__
+    return TooLarge("messages", "a chat that its template renders within its limits", got)
+
+
+def _variables(tree: nodes.Template) -> set[str]:
+    """Variables that a template reads; jinja2.meta finds them too, but evaluates constant expressions."""
+    generator = TrackingCodeGenerator(tree.environment)  # type: ignore[arg-type]  # a parsed template has one
+    generator.optimizer = None
+    generator.visit(tree)
+    return generator.undeclared_identifiers
 
 
 def _reason(error: Exception) -> str:
@@ -110,37 +146,77 @@ class ChatTemplate:
         self._templates = templates
         self._special_tokens = dict(special_tokens)
         self.supports_tools = "tools" in self._choose(with_tools=True).names
+        # One thread: renderings hold the interpreter's lock, so each further thread would only delay the event loop.
+        self._thread = ThreadPoolExecutor(1, "chat-template")
+
+    async def render_off_loop(
+        self, size: int, messages: Sequence[Mapping[str, Json]], *, tools: Sequence[Json] | None = None, **options: Any
+    ) -> str:
+        """Renders as ``render`` does, on the event loop if that takes at most MAX_INLINE_SECONDS, else in a thread.
+
+        ``size`` is the size of the request in bytes. Cancellation ends the rendering.
+        """
+        prepared = self._prepare(messages, tools, **options)
+        if size <= MAX_INLINE_BYTES:
+            try:
+                return prepared(RenderBudget(MAX_INLINE_SECONDS))
+            except OutOfTime:
+                pass
+        budget = RenderBudget()
+
+        def work() -> str:
+            budget.start()
+            return prepared(budget)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except OutOfTime as exc:
+            raise too_large(exc) from exc
+        finally:
+            budget.cancel()
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Json]],
-        *,
-        tools: Sequence[Json] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **variables: Json,
+        self, messages: Sequence[Mapping[str, Json]], *, tools: Sequence[Json] | None = None, **options: Any
     ) -> str:
         """Renders the prompt with its special tokens; the tokenizer must not add them again.
 
-        Contents are strings, and no field is null. ``continue_final_message`` ends the prompt with the last message's
-        content, as in transformers. ``variables`` are additional variables of the template. A long chat may take
-        milliseconds, so render it in a thread. Raises InvalidInput and TooLarge as CompiledTemplate.render does.
+        Contents are strings, and no field is null. Options are ``add_generation_prompt`` (by default true),
+        ``continue_final_message``, which ends the prompt with the last message's content, as in transformers, and
+        additional variables of the template. Raises InvalidInput and TooLarge as CompiledTemplate.render does.
         """
+        try:
+            return self._prepare(messages, tools, **options)(RenderBudget())
+        except OutOfTime as exc:
+            raise too_large(exc) from exc
+
+    def _prepare(
+        self,
+        messages: Sequence[Mapping[str, Json]],
+        tools: Sequence[Json] | None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Json,
+    ) -> Callable[[RenderBudget], str]:
+        """Chooses the template and its variables. Returns the rendering, which may be repeated."""
         template = self._choose(with_tools=tools is not None)
         if continue_final_message:
             *others, last = messages
             messages = [*others, {**last, "content": last["content"] + CONTINUED}]
-        prompt = template.render(
-            {
-                "documents": None,
-                **self._special_tokens,
-                **variables,
-                "messages": [_with_aliases(message, template.wants_parts) for message in messages],
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
-        return _cut(prompt) if continue_final_message else prompt
+        given = {
+            "documents": None,
+            **self._special_tokens,
+            **variables,
+            "messages": [_with_aliases(message, template.wants_parts) for message in messages],
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+        def rendering(budget: RenderBudget) -> str:
+            prompt = template.render(given, budget)
+            return _cut(prompt) if continue_final_message else prompt
+
+        return rendering
 
     def _choose(self, *, with_tools: bool) -> CompiledTemplate:
         if with_tools and TOOL_USE in self._templates:
@@ -229,6 +305,6 @@ def _named(value: Json, source: str) -> dict[str, tuple[str, str]]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+        return read_file(path, 4 * MAX_TEMPLATE_CHARACTERS).decode()
+    except UnicodeDecodeError as exc:
         raise LoadError(f"{path} can't be read as text: {exc}") from exc

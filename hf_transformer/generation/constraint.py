@@ -108,10 +108,11 @@ def read_structured_outputs(value: Json, path: str, max_bytes: int) -> Constrain
     if len(present) != 1:
         raise InvalidInput(path, f"exactly one of {', '.join(KINDS)}", " and ".join(present) or "none")
     [name] = present
-    return _read_kind(KINDS[name], fields[name], f"{path}.{name}", max_bytes)
+    return read_kind(KINDS[name], fields[name], f"{path}.{name}", max_bytes)
 
 
-def _read_kind(kind: ConstraintKind, value: Json, path: str, max_bytes: int) -> Constraint:
+def read_kind(kind: ConstraintKind, value: Json, path: str, max_bytes: int) -> Constraint:
+    """Reads the value of one of ``KINDS``. Raises InvalidInput or TooLarge."""
     if kind == "json_object":
         if value is not True:
             raise InvalidInput(path, "true or false", describe(value))

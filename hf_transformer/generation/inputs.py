@@ -17,7 +17,7 @@ from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.constraint import tensorrt_guide
 from hf_transformer.generation.types import NEUTRAL, Generator, Sampling
-from hf_transformer.predictor.base import ModelCall, Predictor
+from hf_transformer.predictor.base import ModelCall, Outputs, Predictor
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
 
@@ -85,6 +85,9 @@ STREAMING: Final = ("streaming", "stream")
 SENT_IF_OPTIONAL: Final = (*STREAMING, *EXCLUDING)
 """Constant inputs to send even if they are optional."""
 
+TOKEN_BYTES, MIN_BOUND_BYTES, RESPONSE_BYTES = 256, 2**16, 64
+"""Bytes of text allowed for each token on average, and for each text in addition; and the least that a response counts.
+Tokens have four bytes on average, and the longest of common vocabularies are 128 to 256 spaces."""
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
 
 
@@ -175,10 +178,11 @@ class TensorGenerator(Generator):
             if self._end.datatype in DATATYPES["signed"]:
                 self.supported_fields |= {"ignore_eos"}
 
-    async def prepare(self, sampling: Sampling) -> None:
+    async def prepare(self, sampling: Sampling) -> object:
         if self._takes_guide and sampling.constraint is not None and sampling.constraint.kind == "tool":
             hint = "its guided decoding has no form for calls next to other text"
             raise InvalidInput(sampling.path("constraint"), "a constraint on the whole text", hint=hint)
+        return None
 
     def _require_fit(self, problems: list[str], outputs: Collection[str] = ()) -> None:
         """Raises ContractError if the model has problems: ``problems``, invalid inputs, or datatypes that JSON can't
@@ -243,12 +247,14 @@ class TensorGenerator(Generator):
         return tensors
 
     def _responses(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context, bound: ResponseBound
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """Calls the model. A model that is not decoupled returns one response. The caller closes the generator."""
         if self._decoupled:
-            return self._predictor.stream(ModelCall(inputs, outputs, context.headers))
-        return self._unary_response(ModelCall(inputs, outputs, context.headers, cancellable=True))
+            return self._predictor.stream(ModelCall(inputs, outputs, context.headers, check=bound.check))
+        return self._unary_response(
+            ModelCall(inputs, outputs, context.headers, cancellable=True, max_bytes=bound.max_bytes, check=bound.check)
+        )
 
     async def _unary_response(self, call: ModelCall) -> AsyncGenerator[Mapping[str, Tensor], None]:
         reply = await self._predictor.infer(call)
@@ -256,6 +262,42 @@ class TensorGenerator(Generator):
             yield reply.tensors
         finally:
             reply.release()
+
+
+class ResponseBound:
+    """Bounds the responses for one text, since a model may ignore its limit of tokens.
+
+    Args:
+        max_tokens: the limit of tokens that the model knows.
+        text_output: the output with new text; empty for a model that returns ids, whose responses are only counted.
+        prompt: the prompt's text, which some models repeat.
+        cumulative: whether each response has the whole text so far.
+    """
+
+    def __init__(self, max_tokens: int, text_output: str = "", prompt: str = "", cumulative: bool = False) -> None:
+        self._max_tokens = max_tokens
+        self._output = text_output
+        self._cumulative = cumulative
+        self._limit = self._remaining = (
+            MIN_BOUND_BYTES + TOKEN_BYTES * max_tokens + len(prompt.encode(errors="replace"))
+        )
+
+    @property
+    def max_bytes(self) -> int:
+        """Limit of a response with the whole text and other outputs, in bytes; 0 for a model that returns ids."""
+        return self._limit + MIN_BOUND_BYTES if self._output else 0
+
+    def check(self, outputs: Outputs) -> None:
+        """Raises PredictorError after a response with which the text is too long, or there are too many responses."""
+        tensor = outputs.get(self._output)
+        data = [] if tensor is None or tensor.datatype != "BYTES" else tensor.data.ravel().tolist()
+        size = sum(map(len, data))
+        self._remaining -= RESPONSE_BYTES if self._cumulative else max(size, RESPONSE_BYTES)
+        if self._remaining < 0 or size > self._limit:
+            raise PredictorError(
+                f"the predictor sent more than {self._limit} bytes, or {self._limit // RESPONSE_BYTES} responses, "
+                f"for a text of at most {self._max_tokens} tokens"
+            )
 
 
 def numeric_data(tensor: Tensor, kinds: str = "iu", expected: str = "whole numbers") -> Array:

@@ -21,7 +21,7 @@ from hf_transformer.core.scheduler import Entry, Scheduler, SchedulerSettings
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.generation.cache import BYTES_PER_COST, Cache, CacheTensor, cache_bytes, past_input
 from hf_transformer.generation.logits_signature import CACHE_BRANCH, LogitsSignature, fit_logits
-from hf_transformer.generation.masks import GrammarCompiler, TokenMask, extra_hint
+from hf_transformer.generation.masks import ABSENT, GrammarCompiler, TokenMask
 from hf_transformer.generation.sampling import TokenSampler, score_prompt
 from hf_transformer.generation.types import (
     FinishReason,
@@ -461,7 +461,7 @@ class LogitsGenerator(Generator):
         self._executor = executor
         if grammars is None:
             self.supported_fields -= {"constraint"}
-            self.hints = {**self.hints, "constraint": extra_hint()}
+            self.hints = {**self.hints, "constraint": ABSENT}
         self._signature = signature = fit_logits(spec, tokenizer, settings)
         if signature.encoder_decoder or not signature.all_positions:
             self.supported_fields -= {"prompt_logprobs"}
@@ -491,9 +491,10 @@ class LogitsGenerator(Generator):
         tokens = sum(len(item.prompt.ids) for item in unsent)
         return Work(len(unsent), tokens, self.texts - len(unsent), self.tokens - tokens)
 
-    async def prepare(self, sampling: Sampling) -> None:
-        if self._grammars is not None and sampling.constraint is not None:
-            await self._grammars.prepare(sampling.constraint, sampling.path("constraint"), self._executor)
+    async def prepare(self, sampling: Sampling) -> object:
+        if self._grammars is None or sampling.constraint is None:
+            return None
+        return await self._grammars.prepare(sampling.constraint, sampling.path("constraint"), self._executor)
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         for prompt, sampling in texts:
@@ -536,6 +537,8 @@ class LogitsGenerator(Generator):
             if entry is not None:
                 self._scheduler.leave(entry.request)
             entry = None  # an error's traceback refers to this frame and would keep the cache until a collection
+            if sequence.mask is not None:
+                sequence.mask.close()
             self._cache_budget.give_back(size)
 
     async def trial(self, prompt: Prompt) -> None:
@@ -551,7 +554,7 @@ class LogitsGenerator(Generator):
         if sampling.logprobs is not None:
             cost += self._vocabulary // 60
         if sequence.mask is not None:
-            cost += self._vocabulary // 100
+            cost += self._vocabulary // 100 + sequence.mask.cost
         if sequence.needs_prompt_scores:
             cost += len(sequence.tokens) * (PROMPT_TOKEN_COST + self._vocabulary // 60)
         if sequence.is_new:

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from hf_transformer.core.pipeline import TRIAL_TEXT, Pipeline, PipelineOptions
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stream import Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
@@ -77,10 +77,10 @@ class GenerationPipeline(Pipeline):
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
-        constraint, verifier = request.sampling.constraint, None
+        constraint, verifier, prepared = request.sampling.constraint, None, None
         if constraint is not None:
             verifier = self._verifier
-            await self._generator.prepare(request.sampling)
+            prepared = await self._generator.prepare(request.sampling)
             if verifier is not None:
                 await verifier.prepare(constraint, request.sampling.path("constraint"))
         prompts = await self._tokenize(request)
@@ -106,6 +106,7 @@ class GenerationPipeline(Pipeline):
             count_text=count,
             timeout=limit,
             verifier=verifier,
+            prepared=prepared,
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
@@ -148,7 +149,9 @@ class GenerationPipeline(Pipeline):
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
         if not request.prompts:
             raise InvalidInput(request.name, "at least one prompt", "none")
-        length = self._limits.check_texts(request.prompts, request.name, single=request.single)
+        length = self._limits.check_texts(
+            request.prompts, request.name, self._settings.max_length, single=request.single
+        )
         max_new, field, value = self._max_new_tokens, "max_tokens", sampling.max_tokens
         if value is None and "max_length" in sampling.names:
             field, value = "max_length", request.max_length
@@ -220,7 +223,7 @@ class GenerationPipeline(Pipeline):
         most = limit if start else limit - (sampling.max_tokens != 0)
         if size > most or len(start) >= limit:
             hint = "" if start else f"the model's {limit} tokens include the new ones"
-            raise TooLarge(path, f"a prompt of at most {most} tokens", str(size), hint)
+            raise ContextLengthExceeded(path, f"a prompt of at most {most} tokens", str(size), hint, limit=limit)
         room = limit - used
         if sampling.max_tokens is not None:
             room = min(room, sampling.max_tokens)

@@ -12,14 +12,20 @@ Functions never modify the logits [V], because they are a view of the predictor'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, describe
-from hf_transformer.generation.constraint import Constraint, read_structured_outputs
+from hf_transformer.generation.constraint import (
+    KINDS,
+    Constraint,
+    ConstraintKind,
+    read_kind,
+    read_structured_outputs,
+)
 from hf_transformer.generation.types import NEUTRAL, Sampling, TokenScore
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.tasks.numerics import top_k
@@ -53,6 +59,10 @@ PROMPT_LOGPROBS = "prompt_logprobs"
 DRAW = ("temperature", "top_k", "top_p", "min_p")
 """Parameters that enable sampling unless the request sets do_sample."""
 STRUCTURED = "structured_outputs"
+GUIDED: Mapping[str, ConstraintKind] = {
+    f"guided_{name}": KINDS[name] for name in ("json", "regex", "choice", "grammar")
+}
+"""Older names in vLLM's API for the members of ``structured_outputs``."""
 """vLLM's parameter for a constraint on the form of the text."""
 _RANGES = {
     "temperature": (0.0, 100.0),
@@ -203,8 +213,8 @@ def read_sampling(
         if tops is not None:
             count, name = tops
             put(field, _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
-    if STRUCTURED in parameters:
-        constraint = _read_structured(parameters, constraint, max_schema_bytes)
+    if structured := structured_fields(parameters):
+        constraint = _read_structured(parameters, structured, constraint, max_schema_bytes)
     if constraint is not None:
         put("constraint", *constraint)
     sample = parameters.flag("do_sample", defaults.do_sample or any(name in parameters for name in DRAW))
@@ -218,14 +228,29 @@ def read_sampling(
     return Sampling(**values, names=names)
 
 
+def structured_fields(parameters: Parameters) -> list[str]:
+    """Returns the names of the request's fields of vLLM's API for a constraint."""
+    return [name for name in (STRUCTURED, *GUIDED) if name in parameters]
+
+
 def _read_structured(
-    parameters: Parameters, other: tuple[Constraint, str] | None, max_bytes: int
+    parameters: Parameters, names: Sequence[str], other: tuple[Constraint, str] | None, max_bytes: int
 ) -> tuple[Constraint, str]:
-    """Reads ``structured_outputs``, with its name. Raises InvalidInput if there is another constraint."""
-    path = f"parameters.{STRUCTURED}"
+    """Reads the fields ``names``, and returns their constraint with the name of the first field. Raises InvalidInput if
+    there is another constraint."""
+    first = names[0]
     if other is not None:
-        raise InvalidInput(path, "one constraint in a request", f"another one in {other[1]}")
-    return read_structured_outputs(parameters.get(STRUCTURED), path, max_bytes), STRUCTURED
+        raise InvalidInput(f"parameters.{first}", "one constraint in a request", f"another one in {other[1]}")
+    found = []
+    for name in names:
+        value, path = parameters.get(name), f"parameters.{name}"
+        if name == STRUCTURED:
+            found.append(read_structured_outputs(value, path, max_bytes))
+        else:
+            found.append(read_kind(GUIDED[name], value, path, max_bytes))
+        if found[-1] != found[0]:
+            raise InvalidInput(path, "one constraint in a request", f"another one in {first}")
+    return found[0], first
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:

@@ -1,15 +1,16 @@
 """A Jinja sandbox for untrusted chat templates and untrusted chats.
 
-A template can't access files or modules; its variables are JSON values. The sandbox checks the size of a string before
-building it. It checks the deadline in each iteration, call, filter and chunk of JSON.
+A template can't access files or modules; its variables are JSON values. The sandbox checks the size of a value before
+building it, and charges its memory to the budget. It checks the deadline in each iteration, call, filter and chunk of
+JSON. No operation of a template holds the interpreter's lock for longer than about 0.1 s.
+
+Nothing is computed while a template is compiled: Jinja's optimizer would evaluate constant expressions without limits.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -24,124 +25,51 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
+from hf_transformer.generation.template_budget import (
+    BUDGET,
+    CONTAINERS,
+    MAX_CHARACTERS,
+    MAX_FORMAT_CHARACTERS,
+    MAX_PRECISION,
+    MAX_SLOW_CHARACTERS,
+    OBJECT_BYTES,
+    SCALARS,
+    SIZED,
+    TEXT,
+    check_format,
+    check_numbers,
+    check_output,
+    check_size,
+    check_time,
+    length_of,
+)
 from hf_transformer.types.request import Json
 
-MAX_SECONDS = 5.0
-"""Time limit of one rendering. A typical template takes a millisecond for a long chat."""
-MAX_CHARACTERS = 4_000_000
-"""Size limit of a prompt, and of each value that a template computes."""
-MAX_SLOW_CHARACTERS = 200_000
-"""Input size limit for SLOW filters, which take seconds for a million characters."""
-MAX_BITS = 100_000
-"""Size limit of integers. Division of two integers with a million bits takes a second."""
-DEADLINE = " deadline"
-"""Context variable with the deadline. The space in its name makes it inaccessible to templates."""
-TEXT = (str, bytes, bytearray)
-CONTAINERS: tuple[type[Any], ...] = (
-    list,
-    tuple,
-    dict,
-    set,
-    frozenset,
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-)
-SIZED: tuple[type[Any], ...] = (*TEXT, *CONTAINERS)
-SLOW = frozenset({"pprint", "striptags", "title", "urlize", "wordwrap", "wordcount"})
+SLOW = frozenset({"pprint", "striptags", "title", "urlencode", "urlize", "wordwrap", "wordcount"})
+"""Filters that take seconds for a million characters."""
 NOT_GROWING = frozenset(
     "abs attr batch count d default dictsort first float groupby int items last length list map max min random reject "
     "rejectattr reverse round select selectattr slice sort sum unique".split()
 )
 """Filters without an output check, because their output is never longer than their input."""
+ITERATING = frozenset(
+    "batch first groupby join last list map max min random reject rejectattr select selectattr slice sort sum "
+    "unique".split()
+)
+"""Filters that make an object of each character of a text."""
 COMPARING = frozenset("dictsort groupby max min sort unique".split())
 """Filters that compare their items. Comparison of two lists with deeply shared parts can take exponential time."""
-COMPARING_TESTS = frozenset("== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in".split())
-WITH_WIDTH = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "batch", "slice", "indent"})
-"""Filters and methods with a width or count as an argument."""
-
-
-class OverBudget(Exception):
-    """Raised if a template exceeds its time or size limit."""
-
-
-# Counting
-
-
-def check_time(context: Context) -> None:
-    """Raises OverBudget after the deadline."""
-    if time.monotonic() > context[DEADLINE]:
-        raise OverBudget(f"more than {MAX_SECONDS:g} s")
-
-
-def check_size(size: float, limit: float = MAX_CHARACTERS) -> None:
-    """Raises OverBudget for a size over the limit. Called before building the string."""
-    if size > limit:
-        raise OverBudget(f"more than {limit} characters")
-
-
-def length_of(value: Any, context: Context, limit: float = MAX_CHARACTERS) -> int:
-    """Upper bound of the length of ``value`` as text. A shared list counts each time it appears. Raises OverBudget."""
-    size, remaining = (len(value), []) if isinstance(value, str) else (0, [value])
-    while remaining:
-        item = remaining.pop()
-        if isinstance(item, TEXT):
-            size += len(item)
-        elif not isinstance(item, CONTAINERS):
-            size += 8
-        else:
-            size += 8 * len(item) + 8
-            check_size(size, limit)
-            remaining += item
-            if isinstance(item, dict):
-                remaining += item.values()
-            if len(remaining) > 1000:
-                check_time(context)
-    check_size(size, limit)
-    return size
-
-
-def check_output(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: Context) -> None:
-    """Checks the output size of a filter or method before it runs. Raises OverBudget."""
-    arguments = (*args, *kwargs.values())
-    numbers = [abs(argument) for argument in arguments if isinstance(argument, int)]
-    longest = max((length_of(argument, context) for argument in arguments if not isinstance(argument, int)), default=0)
-    is_text = isinstance(value, TEXT)
-    count: Callable[[Any], int] = value.count if is_text else lambda part: 0
-    if name in WITH_WIDTH:
-        part = {"expandtabs": "\t", "indent": "\n"}.get(name)
-        rows = 1 if part is None else 1 + count(part if isinstance(value, str) else part.encode())
-        check_size(rows * max(*numbers, longest, 1))
-    elif not is_text:
-        return
-    elif name in ("format", "format_map"):
-        check_format(value, arguments, context)
-    elif name == "replace":
-        old = args[0] if args else kwargs.get("old", kwargs.get("s", ""))
-        matches = count(old) if isinstance(old, type(value)) else len(value)
-        check_size(len(value) + matches * longest)
-    elif name == "join" and not isinstance(args[0] if args else "", TEXT):
-        items = len(args[0]) if hasattr(args[0], "__len__") else 0
-        check_size(longest + items * len(value))
-    elif name in ("join", "wordwrap", "translate"):
-        check_size(len(value) * max(longest, 1))
-
-
-def check_format(template: str | bytes | bytearray, arguments: Iterable[Any], context: Context) -> None:
-    """Checks the output size of a format string. Raises OverBudget.
-
-    Assumes that each number in it is a width, and that each field has the length of the longest value.
-    """
-    text = template if isinstance(template, str) else template.decode("latin-1")
-    check_size(sum(int(width) if len(width) < 9 else MAX_CHARACTERS + 1 for width in re.findall(r"\d+", text)))
-    values: list[Any] = []
-    for argument in arguments:
-        is_tuple = isinstance(argument, tuple)
-        values += argument.values() if isinstance(argument, Mapping) else argument if is_tuple else (argument,)
-    if "*" in text or re.search(r"\{[^{}]*\{", text):
-        check_size(sum(abs(value) for value in values if isinstance(value, int)))
-    longest = max((length_of(value, context) for value in values), default=0)
-    check_size(len(text) + (text.count("%") + text.count("{")) * longest)
+BY_ATTRIBUTE = {"selectattr": 1, "rejectattr": 1} | dict.fromkeys("groupby map max min sort sum unique".split(), 9)
+"""Filters with the name of an attribute, and the number of positional arguments that may be this name."""
+MAX_ATTRIBUTE_CHARACTERS = 200
+"""Size limit of an attribute's name. A filter reads each of its parts for each item."""
+CONSTANT_TIME_TESTS = frozenset(
+    "boolean callable defined escaped false filter float integer iterable mapping none number sameas sequence string "
+    "test true undefined".split()
+)
+"""Tests that don't read their operand's content."""
+MAKING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter, nodes.Getitem, nodes.List, nodes.Tuple, nodes.Dict)
+"""Expressions that make an object."""
 
 
 # Filters
@@ -155,10 +83,14 @@ def limited_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(original)
     def wrapped(context: Context, value: Any = None, *args: Any, **kwargs: Any) -> Any:
-        check_time(context)
+        budget = context[BUDGET]
+        budget.check_time()
+        if name in ITERATING and isinstance(value, TEXT):
+            check_size(len(value), MAX_SLOW_CHARACTERS)
         if measured:
             if isinstance(value, Iterator):
                 value = list(value)
+                budget.spend_value(value)
             size = length_of(value, context, limit)
             if name == "join":
                 check_size(size + length_of(args[:1], context) * (len(value) if hasattr(value, "__len__") else 1))
@@ -166,23 +98,43 @@ def limited_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any
             value = list(value)
             check_size(len(value) * length_of(value, context))
         if args or kwargs:
+            _check_arguments(name, args, kwargs)
             check_output(name, value if isinstance(value, TEXT) else [], args, kwargs, context)
         passed_by_type = {None: (), "context": (context,), "eval_context": (context.eval_ctx,)}
         passed = passed_by_type.get(passed_type.name if passed_type else None, (context.environment,))
-        return original(*passed, value, *args, **kwargs)
+        result = original(*passed, value, *args, **kwargs)
+        budget.spend_value(result)
+        return result
 
     # Overwrite jinja_pass_arg, which functools.wraps copies from the original.
     return jinja2.pass_context(wrapped)
 
 
-def limited_test(test: Callable[[Any, Any], bool]) -> Callable[..., bool]:
-    """Wraps a comparison test with a check of its operands' size."""
+def _check_arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Checks numbers and names for which a filter's time grows. Raises OverBudget."""
+    if name == "round":
+        for precision in (*args, *kwargs.values()):
+            if isinstance(precision, int):
+                check_size(abs(precision), MAX_PRECISION)
+    elif name in BY_ATTRIBUTE:
+        for attribute in (*args[: BY_ATTRIBUTE[name]], kwargs.get("attribute")):
+            if isinstance(attribute, str):
+                check_size(len(attribute), MAX_ATTRIBUTE_CHARACTERS)
+
+
+def limited_test(test: Callable[..., bool]) -> Callable[..., bool]:
+    """Wraps a test with checks of the deadline and of its operands' size."""
+    passed_type = getattr(test, "jinja_pass_arg", None)
 
     @functools.wraps(test)
-    def wrapped(context: Context, left: Any, right: Any) -> bool:
-        if isinstance(left, CONTAINERS) and isinstance(right, CONTAINERS):
-            length_of((left, right), context)
-        return test(left, right)
+    def wrapped(context: Context, *operands: Any) -> bool:
+        check_time(context)
+        for operand in operands:
+            if isinstance(operand, CONTAINERS):
+                length_of(operand, context)
+        if len(operands) == 2:
+            check_numbers("%", *operands)
+        return test(*((context.environment,) if passed_type else ()), *operands)
 
     return jinja2.pass_context(wrapped)
 
@@ -200,7 +152,8 @@ def to_json(
 
     Indentation multiplies the length by the depth, so the limits apply to each chunk of the JSON.
     """
-    check_time(context)
+    budget = context[BUDGET]
+    budget.check_time()
     length_of(value, context)
     for space in (indent, *(separators or ())):
         check_size(space if isinstance(space, int) else len(space or ""))
@@ -208,14 +161,17 @@ def to_json(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, check_circular=False
     )
     if indent is None and separators is None:
-        return encoder.encode(value)
+        text = encoder.encode(value)
+        budget.spend_value(text)
+        return text
     pieces, size = [], 0
     for piece in encoder.iterencode(value):
         pieces.append(piece)
         size += len(piece)
         check_size(size)
         if not len(pieces) % 256:
-            check_time(context)
+            budget.check_time()
+    budget.spend(2 * size)
     return "".join(pieces)
 
 
@@ -265,47 +221,115 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    check_size(100 * len(format))
+    check_size(len(format), MAX_FORMAT_CHARACTERS)
     return datetime.now().strftime(format)
 
 
+class Guard:
+    """A check that Guards inserts into a template; ``ChatEnvironment.call`` calls it with the context."""
+
+    __slots__ = ("check",)
+
+    def __init__(self, check: Callable[..., Any]) -> None:
+        self.check = check
+
+
 class Guards(NodeTransformer):
-    """AST transformer that inserts calls to checks: in each loop iteration, for ``~``, for comparison operands and dict
-    keys."""
+    """AST transformer that inserts calls to checks: in each iteration and macro, for the condition of a loop, for
+    ``~``, slices and set blocks, for comparison operands and dict keys."""
 
     def visit_For(self, loop: nodes.For) -> nodes.Node:
-        iteration = nodes.Call(nodes.EnvironmentAttribute("iteration"), [], [], None, None)
-        loop.body.insert(0, nodes.ExprStmt(iteration).set_lineno(loop.lineno))
-        return self.generic_visit(loop)
+        if loop.test is not None:
+            loop.test = _guard("passed", loop.test)
+        return self._with_weight(loop)
+
+    def visit_Macro(self, macro: nodes.Macro) -> nodes.Node:
+        return self._with_weight(macro)
+
+    def visit_CallBlock(self, block: nodes.CallBlock) -> nodes.Node:
+        return self._with_weight(block)
+
+    def _with_weight(self, node: Any) -> nodes.Node:
+        """Charges the objects that a body makes, before each of its runs."""
+        weight = OBJECT_BYTES * sum(len(getattr(made, "items", ())) + 1 for made in node.find_all(MAKING))
+        node.body.insert(0, nodes.ExprStmt(_guard("begun", nodes.Const(weight, lineno=node.lineno))))
+        return self.generic_visit(node)
 
     def visit_Concat(self, concat: nodes.Concat) -> nodes.Node:
-        call = nodes.Call(nodes.EnvironmentAttribute("concat_values"), concat.nodes, [], None, None)
-        return self.generic_visit(call.set_lineno(concat.lineno))
+        return self.generic_visit(_guard("concatenated", *concat.nodes))
 
     def visit_Compare(self, compare: nodes.Compare) -> nodes.Node:
-        if not any(isinstance(operand, nodes.Const) for operand in (compare.expr, *(op.expr for op in compare.ops))):
-            compare.expr = _guarded(compare.expr)
-            for op in compare.ops:
-                op.expr = _guarded(op.expr)
+        """Guards an operand beside another that is no constant. Comparing with a constant takes no time."""
+        operands = [compare.expr, *(op.expr for op in compare.ops)]
+        constant = [True, *(isinstance(operand, nodes.Const) for operand in operands), True]
+        checked = [
+            operand if constant[index + 1] or (constant[index] and constant[index + 2]) else _guard("checked", operand)
+            for index, operand in enumerate(operands)
+        ]
+        compare.expr = checked[0]
+        for op, operand in zip(compare.ops, checked[1:], strict=True):
+            op.expr = operand
         return self.generic_visit(compare)
 
     def visit_Pair(self, pair: nodes.Pair) -> nodes.Node:
-        pair.key = _guarded(pair.key)
+        if not isinstance(pair.key, nodes.Const):
+            pair.key = _guard("checked", pair.key)
         return self.generic_visit(pair)
 
+    def visit_Getitem(self, item: nodes.Getitem) -> nodes.Node:
+        visited = self.generic_visit(item)
+        return _guard("made", visited) if isinstance(item.arg, nodes.Slice) else visited
 
-def _guarded(value: nodes.Expr) -> nodes.Expr:
-    if isinstance(value, nodes.Const):
-        return value
-    call = nodes.Call(nodes.EnvironmentAttribute("checked"), [value], [], None, None)
-    call.set_lineno(value.lineno)
-    return call
+    def visit_AssignBlock(self, block: nodes.AssignBlock) -> nodes.Node:
+        block.filter = nodes.Filter(block.filter, MADE, [], [], None, None, lineno=block.lineno)
+        return self.generic_visit(block)
+
+
+MADE = " made"
+"""The filter that charges the text of a set block. The space in its name makes it inaccessible to templates."""
+
+
+def _guard(name: str, *values: Any) -> Any:
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(values), [], None, None).set_lineno(values[0].lineno)
+
+
+def _begun(context: Context, weight: int) -> str:
+    budget = context[BUDGET]
+    budget.check_time()
+    budget.spend(weight)
+    return ""
+
+
+def _passed(context: Context, value: Any) -> Any:
+    check_time(context)
+    return value
+
+
+def _checked(context: Context, value: Any) -> Any:
+    if isinstance(value, CONTAINERS):
+        length_of(value, context)
+    return value
+
+
+def _made(context: Context, value: Any) -> Any:
+    context[BUDGET].spend_value(value, with_items=False)
+    return value
+
+
+def _concatenated(context: Context, *values: Any) -> str:
+    for value in values:
+        if not isinstance(value, str):
+            length_of(value, context)
+    text = ChatEnvironment.concat(map(str, values))
+    context[BUDGET].spend_value(text)
+    return text
 
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Immutable sandbox that checks the limits in each call, filter, output and iteration."""
 
-    intercepted_binops = frozenset({"*", "**", "+", "%"})
+    intercepted_binops = frozenset({"*", "**", "+", "%", "-", "/", "//"})
+    begun, passed, checked, made, concatenated = map(Guard, (_begun, _passed, _checked, _made, _concatenated))
 
     def __init__(self) -> None:
         super().__init__(
@@ -313,11 +337,12 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[GenerationTag, jinja2.ext.loopcontrols],
             finalize=jinja2.pass_context(self.checked_output),
+            optimized=False,
         )
         self.filters = {name: limited_filter(name, original) for name, original in self.filters.items()}
-        self.filters["tojson"] = to_json
+        self.filters |= {"tojson": to_json, MADE: jinja2.pass_context(_made)}
         tests: dict[str, Any] = self.tests
-        self.tests = tests | {name: limited_test(tests[name]) for name in COMPARING_TESTS}
+        self.tests = {name: test if name in CONSTANT_TIME_TESTS else limited_test(test) for name, test in tests.items()}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -333,10 +358,6 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             length_of(value, context)
         return value
 
-    def iteration(self) -> str:
-        """No-op. Guards inserts a call to it into each iteration, so that ``call`` checks the deadline."""
-        return ""
-
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
         """Joins the output of a macro or block."""
@@ -349,46 +370,38 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise SecurityError("a tuple can't be an index")
         return super().getitem(obj, argument)
 
-    @staticmethod
-    @jinja2.pass_context
-    def checked(context: Context, value: Any) -> Any:
-        """Checks the size of an operand, and returns the operand."""
-        if isinstance(value, CONTAINERS):
-            length_of(value, context)
-        return value
-
-    @staticmethod
-    @jinja2.pass_context
-    def concat_values(context: Context, *values: Any) -> str:
-        """Joins values as the operator ``~`` does."""
-        for value in values:
-            if not isinstance(value, str):
-                length_of(value, context)
-        return ChatEnvironment.concat(map(str, values))
-
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        check_time(__context)
-        if __obj == __self.iteration:
-            return ""
+        if type(__obj) is Guard:
+            return __obj.check(__context, *args)
+        budget = __context[BUDGET]
+        budget.check_time()
         wrapped = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
-        owner = getattr(wrapped, "__self__", None)
-        if (args or kwargs) and isinstance(owner, (*TEXT, int)):
-            check_output(getattr(wrapped, "__name__", ""), owner, args, kwargs, __context)
-        for argument in args:
-            if isinstance(argument, CONTAINERS):
-                length_of(argument, __context)
-        return super().call(__context, __obj, *args, **kwargs)
+        owner, name = getattr(wrapped, "__self__", None), getattr(wrapped, "__name__", "")
+        if args or kwargs:
+            if isinstance(owner, SCALARS):
+                check_output(name, owner, args, kwargs, __context)
+            searched = () if name in ("get", "items") else (owner,)
+            for argument in (*searched, *args, *kwargs.values()):
+                if isinstance(argument, CONTAINERS):
+                    length_of(argument, __context)
+        result = super().call(__context, __obj, *args, **kwargs)
+        budget.spend_value(result)
+        if isinstance(owner, TEXT) and isinstance(result, list):  # of parts
+            budget.spend_value(owner)
+        return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and isinstance(left, SIZED) and isinstance(right, SIZED):
             check_size(len(left) + len(right))
         elif operator == "%" and isinstance(left, TEXT):
             check_format(left, (right,), context)
-        elif isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * max(right, 0) if operator == "**" else left.bit_length() + right.bit_length()
-            check_size(bits, MAX_BITS)
         elif operator == "*":
             for sequence, count in ((left, right), (right, left)):
                 if isinstance(sequence, (*TEXT, list, tuple)) and isinstance(count, int):
-                    check_size(len(sequence) * count)
-        return super().call_binop(context, operator, left, right)
+                    check_size(len(sequence) * count * (1 if isinstance(sequence, TEXT) else 8))
+        elif operator == "-" and isinstance(left, SIZED):  # of sets, which hashes their items
+            length_of((left, right), context)
+        check_numbers(operator, left, right)
+        result: Any = self.binop_table[operator](left, right)
+        context[BUDGET].spend_value(result, with_items=False)
+        return result

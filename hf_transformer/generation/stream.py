@@ -192,6 +192,7 @@ class Generation:
         count_text: Callable[[str], Awaitable[int]],
         timeout: float,
         verifier: Verifier | None = None,
+        prepared: object = None,
     ) -> None:
         self._sequences = sequences
         self._generator = generator
@@ -203,6 +204,7 @@ class Generation:
         self._count_text = count_text
         self._timeout = timeout
         self._verifier = verifier
+        self._prepared = prepared
         self._created = perf_counter()
         self._has_begun = False
         self._unfinished = self._unread = len(sequences)
@@ -247,6 +249,7 @@ class Generation:
         self._cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._prepared = None
         self._tasks = []  # breaks a reference cycle through the errors of tasks
 
     def __aiter__(self) -> Self:
@@ -428,7 +431,8 @@ class Generation:
         if self._verifier is None or constraint is None or written is None:
             return
         try:
-            await self._verifier.verify(constraint, "".join(written))
+            path = sequence.sampling.path("constraint")
+            await self._verifier.verify(constraint, "".join(written), path)
         except BrokenForm:
             self._metrics.broken_forms += 1
             raise

@@ -24,7 +24,7 @@ import orjson
 
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.constraint import STRUCTURED_OUTPUTS, vllm_fields
-from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, TensorGenerator, numeric_data
+from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, ResponseBound, TensorGenerator, numeric_data
 from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -74,6 +74,7 @@ class TextGenerator(TensorGenerator):
     ) -> None:
         """Raises ContractError if the model's tensors do not match."""
         self._decode = tokenizer.decode
+        self._max_length = settings.max_length
         self._counter = TokenCounter(tokenizer, executor)
         self._leading_token = leading_token(tokenizer)
         self._input = settings.input_names[0] if settings.input_names else TEXT_INPUT
@@ -109,14 +110,13 @@ class TextGenerator(TensorGenerator):
                 PARAMETERS,
             )
 
-    async def prepare(self, sampling: Sampling) -> None:
+    async def prepare(self, sampling: Sampling) -> object:
         if not self._takes_json:
-            await super().prepare(sampling)
-        elif (
-            sampling.constraint is not None and sampling.constraint.kind == "tool" and self._form != STRUCTURED_OUTPUTS
-        ):
+            return await super().prepare(sampling)
+        if sampling.constraint is not None and sampling.constraint.kind == "tool" and self._form != STRUCTURED_OUTPUTS:
             hint = f"calls next to other text need --structured_output_form={STRUCTURED_OUTPUTS}"
             raise InvalidInput(sampling.path("constraint"), "a constraint on the whole text", hint=hint)
+        return None
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text = prompt.text
@@ -125,7 +125,10 @@ class TextGenerator(TensorGenerator):
         prefix = None if self._excludes_prompt else PromptRemover(text, partial(self._decode, prompt.ids, True))
         reader, whole = TextResponseReader(self, sampling.max_tokens or 1, prefix), ""
         inputs = self._tensors(text, sampling, context.adapter)
-        async with aclosing(self._responses(inputs, self._outputs, context)) as responses:
+        # A model without an input for max_tokens has its own limit.
+        most = self._max_length if self._truncates else sampling.max_tokens or 1
+        bound = ResponseBound(most, self._output, prompt.text, self._cumulative)
+        async with aclosing(self._responses(inputs, self._outputs, context, bound)) as responses:
             async for tensors in responses:
                 new = reader.push(tensors)
                 if not self._decoupled:

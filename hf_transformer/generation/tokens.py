@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import NO_WORDS, TensorGenerator, numeric_data
+from hf_transformer.generation.inputs import NO_WORDS, ResponseBound, TensorGenerator, numeric_data
 from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types.request import Context
@@ -62,7 +62,8 @@ class TokenGenerator(TensorGenerator):
         reader = TokenResponseReader(self, [*(self._decoder_start or prompt.ids)], end_ids, sampling)
         inputs = self._tensors(prompt, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
-        async with aclosing(self._responses(inputs, outputs, context)) as responses:
+        bound = ResponseBound(sampling.max_tokens or 1)
+        async with aclosing(self._responses(inputs, outputs, context, bound)) as responses:
             async for tensors in responses:
                 if reader.finish is not None:  # the model continues after the end
                     break
@@ -155,13 +156,13 @@ class TokenResponseReader:
     def push(self, tensors: Mapping[str, Tensor]) -> Step:
         """Reads one response, and returns its new tokens."""
         output, length = tensors.get(OUTPUT), tensors.get(LENGTH)
-        ids = [] if output is None else _first_beam(output)
+        ids = [] if output is None else _first_beam(output, len(self._prompt) + self._max_tokens + 1)
         total = None if length is None or not length.data.size else int(numeric_data(length).flat[0])
         if total is not None and total < len(ids):  # padding follows
             ids = ids[: max(total, 0)]
         if self._scores is not None and SCORES in tensors:
             scores = numeric_data(tensors[SCORES], "fiu", "numbers")  # JSON may have 0 for 0.0
-            self._scores += scores.ravel().astype(float).tolist()[: len(ids)]
+            self._scores += scores.ravel()[: len(ids)].astype(float).tolist()
         if ids and not self._has_begun:
             self._has_begun = True
             ids = self._generator._without_prompt(self._prompt, ids)
@@ -188,9 +189,10 @@ class TokenResponseReader:
         return Step(finish=self.finish or ("length" if self._count >= self._max_tokens else "stop"))
 
 
-def _first_beam(output: Tensor) -> list[int]:
+def _first_beam(output: Tensor, most: int) -> list[int]:
+    """The first ``most`` tokens. More are padding, or a model's that ignores its limit."""
     data = numeric_data(output)
     if data.ndim > 1 and data.shape[-1] != data.size:
         data = data[(0,) * (data.ndim - 1)]
-    row: list[int] = data.ravel().tolist()
+    row: list[int] = data.ravel()[:most].tolist()
     return row

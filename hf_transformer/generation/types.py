@@ -243,9 +243,12 @@ class Generator(ABC):
         """The texts being generated, with the tokens of their prompts. A text waits until its first call is sent."""
         return Work(0, 0, self.texts, self.tokens)
 
-    async def prepare(self, sampling: Sampling) -> None:
-        """Compiles the constraint of a request, if the model needs that. Called first. Raises RequestError."""
-        return
+    async def prepare(self, sampling: Sampling) -> object:
+        """Compiles the constraint of a request, if the model needs that. Called first. Raises RequestError.
+
+        The caller keeps the result until the last text of the request ends.
+        """
+        return None
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         """Raises RequestError if the model can't generate one of a request's texts. Called before ``generate``."""

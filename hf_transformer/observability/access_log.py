@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from hf_transformer.errors import ESCAPES, ConfigError
+from hf_transformer.errors import ESCAPES, QUOTES, ConfigError
 from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
@@ -49,11 +49,14 @@ class AccessRecord:
     def header(self, name: str, sent: bool = False) -> str:
         """Value of a request header, or of a response header with ``sent``. Returns ``-`` if missing, ``***`` for a
         secret."""
+        value = self.raw_header(name, sent)
+        return "-" if value is None else "***" if name.lower() in SECRET_HEADERS else printable(value)
+
+    def raw_header(self, name: str, sent: bool = False) -> bytes | None:
+        """Value of a header without escapes; None if missing."""
         lower_name = name.lower().encode("latin-1", "replace")
-        for key, value in self.sent_headers if sent else self.scope["headers"]:
-            if key.lower() == lower_name:
-                return "***" if name.lower() in SECRET_HEADERS else printable(value)
-        return "-"
+        headers = self.sent_headers if sent else self.scope["headers"]
+        return next((value for key, value in headers if key.lower() == lower_name), None)
 
     def atoms(self) -> Atoms:
         """Computes the values of all atoms. Durations end at the time of the call."""
@@ -103,9 +106,12 @@ class Atoms(dict[str, Any]):
         raise KeyError(name)
 
 
+_ESCAPED = {**ESCAPES, **QUOTES}
+
+
 def printable(value: bytes) -> str:
-    """Decodes a header or a query, and escapes control characters."""
-    return value.decode("latin-1").translate(ESCAPES)
+    """Decodes a header or a query. Escapes control characters, and quotes, between which formats put a field."""
+    return value.decode("latin-1").translate(_ESCAPED)
 
 
 def check_format(format: str, source: str = "--access_log_format") -> None:
@@ -125,6 +131,6 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
 
 def write_line(logger: logging.Logger, format: str, record: AccessRecord) -> None:
     """Logs an answered request."""
-    request_id = record.header("x-request-id", sent=True)
-    extra = None if request_id == "-" else names_of(request_id, record.header("traceparent"))
+    request_id = record.raw_header("x-request-id", sent=True)  # a field of its own in JSON, which escapes it
+    extra = None if request_id is None else names_of(request_id.decode("latin-1"), record.header("traceparent"))
     logger.info("%s", format % record.atoms(), extra=extra)

@@ -32,11 +32,13 @@ HEADER = struct.Struct("<QII")
 """Header of a copy: its number, starting at 1, its length in bytes, and the CRC-32 of its content and number."""
 COPY_BYTES = 1 << 30  # size reserved per copy; a copy has some 20 KiB, and only written pages take memory
 MAX_READS = 100  # attempts to read a copy; one fails if the worker writes then, every PERIOD_SECONDS or at a scrape
-NAMES_HEADER_BYTES = 4  # length of the list of unloaded models
+NAMES_HEADER_BYTES = 4  # length of a list of models
 PERIOD_SECONDS = 1.0  # between two copies of a worker's metrics; the maximum age of another worker's metrics
 
 MERGES: dict[str, Callable[[float, float], float]] = {
     "hf_transformer_model_ready": min,
+    "hf_transformer_model_entries_valid": min,
+    "hf_transformer_model_unserved_timestamp_seconds": max,
     "hf_transformer_shared_memory_registered": min,
     "process_max_fds": min,
     "hf_transformer_build_info": max,
@@ -63,14 +65,15 @@ class WorkerBoard:
     and a replacement does not make the other workers unready.
 
     Two copies of each worker's metrics follow. Writes alternate between them: if a worker dies while writing one copy,
-    the other copy remains valid. The names of unloaded models are at the end.
+    the other copy remains valid. The names of unloaded models, and of those that don't count for readiness, are at the
+    end.
     """
 
     def __init__(self, count: int, inherited: Any = None) -> None:
         self.count = count
         self.index = -1  # this worker's slot, once claimed
         self._file = os.memfd_create("workers") if inherited is None else inherited.detach()
-        os.ftruncate(self._file, self._start(count, 0) + NAMES_HEADER_BYTES)
+        os.ftruncate(self._file, self._start(count, 1) + NAMES_HEADER_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Passes the open file to a spawned process."""
@@ -118,16 +121,31 @@ class WorkerBoard:
     @property
     def unloaded(self) -> list[str]:
         """The models that clients have unloaded, in all workers."""
-        start = self._start(self.count, 0)
+        return self._names(0)
+
+    @unloaded.setter
+    def unloaded(self, names: list[str]) -> None:
+        self._set_names(0, names)
+
+    @property
+    def uncounted(self) -> list[str]:
+        """The models that don't count for readiness in the worker that wrote last, for the replacement of a worker."""
+        return self._names(1)
+
+    @uncounted.setter
+    def uncounted(self, names: list[str]) -> None:
+        self._set_names(1, names)
+
+    def _names(self, number: int) -> list[str]:
+        start = self._start(self.count, number)
         size = int.from_bytes(os.pread(self._file, NAMES_HEADER_BYTES, start))
         names: list[str] = orjson.loads(os.pread(self._file, size, start + NAMES_HEADER_BYTES)) if size else []
         return names
 
-    @unloaded.setter
-    def unloaded(self, names: list[str]) -> None:
+    def _set_names(self, number: int, names: list[str]) -> None:
         text = orjson.dumps(names)
         # One write, so that another worker reads either the old or the new names.
-        os.pwrite(self._file, len(text).to_bytes(NAMES_HEADER_BYTES) + text, self._start(self.count, 0))
+        os.pwrite(self._file, len(text).to_bytes(NAMES_HEADER_BYTES) + text, self._start(self.count, number))
 
     def write(self, families: Iterable[Family]) -> None:
         """Replaces the older copy of this worker's metrics. Raises OSError if the system is out of memory."""

@@ -116,6 +116,8 @@ class Metrics(_Group):
         text = "1 if all changes of --models or --model_repository are applied, 0 while one has an error."
         self.entries_valid = self._gauge("model_entries_valid", text)
         self.entries_valid.set(1)
+        self._unserved: Callable[[], Mapping[str, float]] = dict
+        self._sources.append(self._unserved_families)
         text = "Memory limit of the container in bytes; 2**63 without a limit."
         self._gauge("memory_limit_bytes", text).set(memory_limit())
         versions = {"version": __version__, "python": platform.python_version(), **_versions()}
@@ -196,6 +198,15 @@ class Metrics(_Group):
     def render(self) -> bytes:
         """Renders all metrics in the Prometheus text format."""
         return text_of(self.shown())
+
+    def watch_unserved(self, since: Callable[[], Mapping[str, float]]) -> None:
+        """Exports ``since`` at each scrape: when each model ceased to be served as declared, 0 for a served one."""
+        self._unserved = since
+
+    def _unserved_families(self) -> Iterable[Family]:
+        text = "When a model ceased to be served as declared, in seconds since 1970; 0 for a served one."
+        series: dict[tuple[str, ...], list[float]] = {(name,): [since] for name, since in self._unserved().items()}
+        return [Family("hf_transformer_model_unserved_timestamp_seconds", text, "gauge", ("model_name",), (), series)]
 
     def _model_families(self) -> Iterable[Family]:
         """The metrics of all models, with the model's name as the first label."""

@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
+from math import floor
 
 import numpy as np
 from prometheus_client.utils import floatToGoString
 
 ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+WITH_TOKENIZATION = frozenset(
+    ("request_preprocess_seconds", "hf_transformer_request_seconds", "hf_transformer_time_to_first_token_seconds")
+)
+"""Durations that include the time to tokenize, whose sums are ``coarse``."""
 HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
@@ -134,13 +139,23 @@ def _lines(family: Family) -> Iterator[str]:
         if family.kind == "histogram":
             yield from _bucket_lines(name, labels, family.bounds, numbers[:-1])
             yield f"{name}_count{braces} {number(sum(numbers[:-1]))}\n"
-            yield f"{name}_sum{braces} {number(numbers[-1])}\n"
+            total = coarse(numbers[-1]) if name in WITH_TOKENIZATION else numbers[-1]
+            yield f"{name}_sum{braces} {number(total)}\n"
         else:
             yield f"{name}{braces} {number(numbers[0])}\n"
             created += [f"{family.name}_created{braces} {number(since)}\n" for since in numbers[1:]]
     if created:
         yield _head(f"{family.name}_created", family.text, "gauge")
         yield from created
+
+
+def coarse(seconds: float) -> float:
+    """Rounds a sum of durations down to a quarter of a millisecond.
+
+    Whoever reads a sum before and after a request would else know its duration to a microsecond. A word that the word
+    cache knows takes some 45 microseconds less than a new one.
+    """
+    return floor(seconds * 4000) / 4000
 
 
 @lru_cache(4096)

@@ -50,6 +50,9 @@ class ModelCall:
         sizes: exact sizes of outputs in bytes, where known. Only these outputs can use shared memory.
         wanted: whether a caller still waits for the reply; no retry starts once it returns False. None: always.
         cancellable: whether to forward a cancellation to the predictor, if the transport can.
+        max_bytes: the largest response of ``infer`` in bytes, for transports that can limit a single call; 0 for
+            PredictorSettings.max_response_bytes.
+        check: raises PredictorError for a response after which the call has returned more than it may. None: no limit.
     """
 
     inputs: Sequence[Tensor]
@@ -58,6 +61,8 @@ class ModelCall:
     sizes: Mapping[str, int] = field(default_factory=dict)
     wanted: Callable[[], bool] | None = None
     cancellable: bool = False
+    max_bytes: int = 0
+    check: Callable[[Outputs], None] | None = None
 
 
 class Predictor(ABC):
@@ -253,7 +258,8 @@ class PredictorSettings:
         ca_file, ca_path: a bundle and a folder of CA certificates, which replace the system's.
         cert_file, key_file: the client certificate and its key; both or neither.
         max_send_message_length, max_receive_message_length: gRPC's message limits in bytes, -1 for none.
-        max_response_bytes: the largest response in bytes, for both transports.
+        max_response_bytes: the largest response to an inference in bytes, for both transports.
+        max_event_bytes: the largest response of a stream, and to any other request than an inference.
         shared_memory_bytes: the size of the shared memory for outputs, 0 for none.
         shared_memory_min_bytes: the smallest total size of a call's outputs that uses shared memory.
         shared_memory_warns: whether this worker logs warnings about shared memory; true in one worker.
@@ -270,6 +276,7 @@ class PredictorSettings:
     max_send_message_length: int = -1
     max_receive_message_length: int = -1
     max_response_bytes: int = 2**30
+    max_event_bytes: int = 2**22
     shared_memory_bytes: int = 0
     shared_memory_min_bytes: int = 0
     shared_memory_warns: bool = True

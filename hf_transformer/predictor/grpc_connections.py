@@ -18,6 +18,7 @@ does not detect that, since bytes keep arriving.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import ssl
@@ -234,7 +235,7 @@ class GrpcConnections(SharedConnections):
         elif status is StatusCode.RESOURCE_EXHAUSTED:
             advice = (
                 " (a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
-                "--max_predictor_response_bytes and the predictor's own limits)"
+                "--max_predictor_response_bytes, --max_predictor_event_bytes and the predictor's own limits)"
             )
         elif kind == failures.CONNECTION and not tls and any(words in details for words in _NOT_GRPC):
             advice = " (if that is its REST port, use --predictor_protocol=v2)"
@@ -296,7 +297,7 @@ def _stream_settings(settings: PredictorSettings, address: Address) -> StreamSet
         authority=_authority(address),
         timeout=settings.timeout,
         max_send=settings.max_send_message_length,
-        max_receive=_max_receive(settings),
+        max_receive=min(_max_receive(settings), settings.max_event_bytes),
         ping_seconds=PING_SECONDS,
         pong_seconds=PONG_SECONDS,
         idle_seconds=_IDLE_SECONDS,
@@ -310,6 +311,7 @@ def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, A
         ("grpc.default_authority", _authority(address)),
         ("grpc.max_send_message_length", settings.max_send_message_length),
         ("grpc.max_receive_message_length", _max_receive(settings)),
+        ("grpc.service_config", _service_config(_max_receive(settings), settings.max_event_bytes)),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         # By default, channels with the same arguments share a connection, even a broken one that is being replaced.
@@ -333,6 +335,17 @@ def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, A
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 2),
     ]
+
+
+def _service_config(max_response: int, max_event: int) -> str:
+    """Limits of responses by method, as gRPC's service config: ``max_event`` for all but ModelInfer."""
+    limits = {codec.SERVICE: max_event, f"{codec.SERVICE}/ModelInfer": max_response}
+    methods = []
+    for path, limit in limits.items():
+        service, _, method = path.partition("/")
+        name = {"service": service, "method": method} if method else {"service": service}
+        methods.append({"name": [name], "maxResponseMessageBytes": limit})
+    return json.dumps({"methodConfig": methods})
 
 
 def _credentials(settings: PredictorSettings) -> TlsCredentials:

@@ -117,29 +117,30 @@ class Client:
         self._tls = tls
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def request(self, *data: bytes | memoryview) -> Answer:
-        """Sends an idempotent request and returns its answer of any status.
+    async def request(self, *data: bytes | memoryview, max_body: int = 0) -> Answer:
+        """Sends an idempotent request and returns its answer of any status, of at most ``max_body`` bytes if given.
 
         ``data`` is the head and the body, in any number of pieces, which must not change before the answer is complete.
         """
-        return (await self.begin(data, whole=True)).answer()
+        return (await self.begin(data, whole=True, max_body=max_body)).answer()
 
-    async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> Connection:
+    async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False, max_body: int = 0) -> Connection:
         """Sends an idempotent request, and waits for the head of its answer, or with ``whole`` for the whole answer.
 
-        The caller then calls ``answer``, or reads the body and calls ``leave``.
+        ``max_body`` is the limit of a whole answer, the client's by default. The caller then calls ``answer``, or reads
+        the body and calls ``leave``.
         """
         if self.idle:
             connection = self.idle.pop()
             try:
-                await connection.begin(data, whole)
+                await connection.begin(data, whole, max_body)
                 if connection.keep_alive or connection.status not in _STALE_STATUSES:
                     return connection
                 connection.leave()
             except NoAnswer:
                 pass
         connection = await self.connect()
-        await connection.begin(data, whole)
+        await connection.begin(data, whole, max_body)
         return connection
 
     async def connect(self) -> Connection:
@@ -214,6 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._waiter: asyncio.Future[None] = client.loop.create_future()
         self._whole = True
+        self._max_body = client.max_body
         self._complete = True  # whether the answer has ended, or no call is in flight
         self._fault: Exception | None = None
         self._framing = 0  # bytes since the last byte of the body
@@ -222,9 +224,10 @@ class Connection(asyncio.BufferedProtocol):
         self._unfilled: memoryview | None = None  # the rest of a body of known length
         self._paused = False
 
-    async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> None:
+    async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False, max_body: int = 0) -> None:
         """Sends a request and waits for the head of its answer, or with ``whole`` for the whole answer."""
         self._whole, self._complete = whole, False
+        self._max_body = max_body or self._client.max_body
         self._framing = self.status = 0
         try:
             self._transport.writelines(data)
@@ -381,8 +384,8 @@ class Connection(asyncio.BufferedProtocol):
             self._body = bytearray(b"".join((self._body, piece))) if self._body else piece
         size = len(self._body)
         if self._whole:
-            if size > self._client.max_body:
-                raise AnswerTooLarge(f"it has {size} bytes or more, the limit is {self._client.max_body}")
+            if size > self._max_body:
+                raise AnswerTooLarge(f"it has {size} bytes or more, the limit is {self._max_body}")
         elif size > _MAX_UNREAD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
@@ -396,7 +399,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._framing > MAX_FRAMING_BYTES:
             raise MalformedAnswer(f"its head has more than {MAX_FRAMING_BYTES} bytes")
         if self.status and self._whole and b"content-length" in self.headers:
-            size, limit = int(self.headers[b"content-length"]), self._client.max_body
+            size, limit = int(self.headers[b"content-length"]), self._max_body
             if size > limit:
                 raise AnswerTooLarge(f"it has {size} bytes, the limit is {limit}")
             body, received = self._client.allocate(size, self.headers), len(self._body)

@@ -7,11 +7,15 @@ first response, and again to each following one.
 random between 0 and min(0.05 * 2**n, 2) seconds, which spreads concurrent retries. A budget limits retries: each call
 adds ``retry_budget``, each second adds 1, and each retry costs 1.
 
-**Circuit breaker.** After ``circuit_failures`` consecutive calls with an unavailable predictor (failures.DEAD), calls
-fail at once with the last reason. A background probe then checks the model's readiness until it is ready. Calls in
-flight continue. Any response resets the count, even a model's error or a full queue. Timeouts count less, since a model
-that is slow for some requests answers others: MAX_UNANSWERED timeouts without a response in between count as one
-failure. Cancelled calls don't count. The end of a shared connection counts once.
+**Circuit breaker.** After ``circuit_failures`` consecutive attempts with an unavailable predictor (failures.DEAD),
+nothing is sent. A background probe then checks the model's readiness until it is ready. Without retries, calls fail at
+once with the last reason. With retries, calls wait for the probe, until the circuit has been open for as long as the
+pauses of ``retries`` retries last: so retries bridge a restart of the predictor, and a longer outage fails fast. A call
+that waits costs no budget, since the probe asks in its place.
+
+Calls in flight continue. Any response resets the count, even a model's error or a full queue. Timeouts count less,
+since a model that is slow for some requests answers others: MAX_UNANSWERED timeouts without a response in between count
+as one failure. Cancelled calls don't count. The end of a shared connection counts once.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
@@ -65,7 +69,7 @@ class Resilience(Predictor):
         timeout: seconds for one call.
         retries: the most retries of one call.
         retry_budget: the fraction of a retry that each call adds to the budget.
-        circuit_failures: consecutive failures that open the circuit; 0 for no circuit breaker.
+        circuit_failures: consecutive failed attempts that open the circuit; 0 for no circuit breaker.
         sleep, jitter, clock: replaced in tests. ``jitter`` is random from 0 to 1, ``clock`` is in seconds.
     """
 
@@ -90,6 +94,8 @@ class Resilience(Predictor):
         self._address = address
         self._timeout = timeout
         self._retries = retries
+        self._bridge_seconds = sum(map(_longest_pause, range(retries)))
+        """The time for which calls wait for an open circuit to close."""
         self._circuit_failures = circuit_failures
         self._metrics = metrics
         self._sleep = sleep
@@ -101,6 +107,10 @@ class Resilience(Predictor):
         self._budget_since = clock()
         self._reason: str | None = None
         """The reason of the open circuit, None while it is closed."""
+        self._closes = asyncio.Event()
+        """Set when the open circuit closes."""
+        self._waits_until = 0.0
+        """The time of the event loop until which calls wait for the open circuit to close."""
         self._failures_in_a_row = 0
         self._unanswered = 0
         """Timeouts since the last response or counted failure."""
@@ -128,6 +138,7 @@ class Resilience(Predictor):
 
     async def close(self) -> None:
         self._closed = True
+        self._closes.set()  # calls that wait for it fail
         try:
             if self._probe is not None:
                 self._probe.cancel()
@@ -145,14 +156,32 @@ class Resilience(Predictor):
         return self.inner.shares(size)
 
     def infer(self, call: ModelCall) -> Coroutine[Any, Any, Reply]:
-        return self._attempt(partial(self.inner.infer, call), call.wanted or (lambda: True))
+        infer = self.inner.infer if call.check is None else self._infer_checked
+        return self._attempt(partial(infer, call), call.wanted or (lambda: True))
+
+    async def _infer_checked(self, call: ModelCall) -> Reply:
+        reply = await self.inner.infer(call)
+        try:
+            if call.check is not None:
+                call.check(reply.tensors)
+        except BaseException:
+            reply.release()
+            raise
+        return reply
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Streams the responses. Retries only before the first one; a later failure counts separately."""
 
         async def start() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
             responses = self.inner.stream(call)
-            return responses, await anext(responses, None)
+            response = await anext(responses, None)
+            if response is not None and call.check is not None:
+                try:
+                    call.check(response)
+                except BaseException:
+                    await responses.aclose()
+                    raise
+            return responses, response
 
         generation = self._generation
         responses, response = await self._attempt(start, lambda: True)
@@ -165,9 +194,12 @@ class Resilience(Predictor):
                     waits.begin()
                     async for response in responses:
                         waits.end()
+                        if call.check is not None:
+                            call.check(response)
                         yield response
                         waits.begin()
             except RequestError as error:
+                self._metrics.predictor_errors.add(1, failures.kind_of(error))
                 self._count_failure(error, generation)
                 raise
             except TimeoutError as exc:
@@ -175,22 +207,24 @@ class Resilience(Predictor):
 
     async def _attempt(self, call: Callable[[], Awaitable[Result]], wanted: Callable[[], bool]) -> Result:
         """The result of one call, with retries, a timeout and the circuit breaker."""
-        if self._reason is not None:
-            self._refuse(self._reason)
         generation, timeout_failures, retry = self._generation, self._timeout_failures, 0
         self._budget += self._budget_per_call
         deadline = asyncio.get_running_loop().time() + self._timeout
         try:
             with self._timeouts.limit(deadline):
+                if self._reason is not None:
+                    await self._wait_for_circuit(deadline)
                 while True:
+                    generation = self._generation
                     try:
                         result = await call()
                         break
-                    except PredictorUnavailable as error:
+                    except RequestError as error:
+                        self._count_failure(error, generation)
                         await self._pause_or_raise(error, retry, deadline, wanted)
                         retry += 1
         except RequestError as error:
-            self._count_failure(error, generation)
+            self._metrics.predictor_errors.add(1, failures.kind_of(error))
             raise
         except TimeoutError:
             timeout_error = self._timeout_error()
@@ -201,21 +235,43 @@ class Resilience(Predictor):
         return result
 
     async def _pause_or_raise(
-        self, error: PredictorUnavailable, retry: int, deadline: float, wanted: Callable[[], bool]
+        self, error: RequestError, retry: int, deadline: float, wanted: Callable[[], bool]
     ) -> None:
-        """Waits for the pause before the next attempt. Raises ``error`` if there is none."""
-        if retry >= self._retries or error.kind not in failures.RETRIED:
+        """Waits for the next attempt: for a pause, or for the open circuit. Raises ``error`` if there is none."""
+        if retry >= self._retries or not isinstance(error, PredictorUnavailable) or error.kind not in failures.RETRIED:
             raise error
-        pause = self._jitter() * min(MIN_RETRY_SECONDS * 2**retry, MAX_RETRY_SECONDS)
-        if asyncio.get_running_loop().time() + pause >= deadline or not wanted():
+        if not wanted():
             raise error
-        if not self._withdraw_retry():
+        if self._reason is None:
+            pause = self._jitter() * _longest_pause(retry)
+            if asyncio.get_running_loop().time() + pause >= deadline:
+                raise error
+            await self._sleep(pause)
+        if self._reason is not None:
+            await self._wait_for_circuit(deadline)
+        elif not self._withdraw_retry():
             self._metrics.retries_denied.add(1)
             raise error
-        await self._sleep(pause)
         if not wanted():
             raise error
         self._metrics.retries.add(1)
+
+    async def _wait_for_circuit(self, deadline: float) -> None:
+        """Waits until the open circuit closes. Raises PredictorUnavailable if it is open for longer than retries last,
+        or until the call would end."""
+        if self._probe is None or self._probe.done():  # done: it was cancelled from outside
+            self._start_probe()
+        loop, until = asyncio.get_running_loop(), min(self._waits_until, deadline - MIN_RETRY_SECONDS)
+        if not self._closed and loop.time() < until:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._closes.wait()
+        if self._reason is not None:
+            raise PredictorUnavailable(
+                f"the predictor counts as dead (--predictor_circuit_failures={self._circuit_failures}) until it says "
+                f"that it is ready; the last reason: {self._reason}",
+                failures.CIRCUIT_OPEN,
+            )
 
     def _withdraw_retry(self) -> bool:
         """Takes one retry from the budget; False if the budget is used up."""
@@ -248,9 +304,8 @@ class Resilience(Predictor):
                 self._add_failure(error)
 
     def _count_failure(self, error: RequestError, generation: int) -> None:
-        """Counts an error in the metrics and for the circuit breaker."""
+        """Counts a failed attempt for the circuit breaker."""
         kind = failures.kind_of(error)
-        self._metrics.predictor_errors.add(1, kind)
         if kind in failures.NEUTRAL or generation != self._generation:
             return
         self._unanswered = 0
@@ -270,21 +325,12 @@ class Resilience(Predictor):
             self._reason = str(error)
         elif self._circuit_failures and self._failures_in_a_row >= self._circuit_failures and not self._closed:
             self._reason = str(error)
+            self._closes.clear()
+            self._waits_until = asyncio.get_running_loop().time() + self._bridge_seconds
             self._log.warning(
                 "the predictor counts as dead after %d calls in a row: %s", self._failures_in_a_row, error
             )
             self._start_probe()
-
-    def _refuse(self, reason: str) -> Never:
-        """Raises PredictorUnavailable for a call while the circuit is open."""
-        if self._probe is None or self._probe.done():  # done: it was cancelled from outside
-            self._start_probe()
-        self._metrics.predictor_errors.add(1, failures.CIRCUIT_OPEN)
-        raise PredictorUnavailable(
-            f"the predictor counts as dead (--predictor_circuit_failures={self._circuit_failures}) until it says that "
-            f"it is ready; the last reason: {reason}",
-            failures.CIRCUIT_OPEN,
-        )
 
     def _start_probe(self) -> None:
         if not self._closed:
@@ -306,4 +352,10 @@ class Resilience(Predictor):
                     self._log.exception("the predictor can't be asked whether it is ready")
         self._failures_in_a_row = 0
         self._generation += 1
+        self._closes.set()
         self._log.info("the predictor is ready again")
+
+
+def _longest_pause(retry: int) -> float:
+    """The longest pause before a retry, counted from 0, in seconds."""
+    return min(MIN_RETRY_SECONDS * 2.0**retry, MAX_RETRY_SECONDS)

@@ -102,7 +102,7 @@ class RestPredictor(Transport):
         self._connections = connections or RestConnections(settings)
         address = self._address = self._connections.address
         self._seconds = settings.timeout
-        self._max_response = settings.max_response_bytes
+        self._max_event = settings.max_event_bytes
         # identity: for gzip, Triton takes 30 times as long as for the inference
         self._fields = f"HTTP/1.1\r\nHost: {address.authority}\r\nAccept-Encoding: identity\r\n"
         self._path = f"/v2/models/{quote(settings.model_name, safe='')}"
@@ -134,7 +134,7 @@ class RestPredictor(Transport):
             head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(text), length, fields)
             request = [b"".join((head, text, *chunks))] if length <= _MAX_JOINED_BYTES else [head + text, *chunks]
             if destination is None:
-                answer = (await self._client.begin(request, whole=True)).answer()
+                answer = (await self._client.begin(request, whole=True, max_body=call.max_bytes)).answer()
             else:
                 answer = await self._request_once(request, destination)
             if answer.status != 200 or b"content-encoding" in answer.headers:
@@ -174,7 +174,7 @@ class RestPredictor(Transport):
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         """Calls Triton's generate_stream. Closing the generator early closes the connection."""
-        reader = EventReader(self._max_response)
+        reader = EventReader(self._max_event)
         try:
             body = encode_generate_request(call.inputs)
             fields = "".join(forwarded(call.headers)).encode("latin-1")
@@ -249,9 +249,12 @@ class RestPredictor(Transport):
         request = f"{request_line} {self._fields}{length}\r\n".encode() + (body or b"")
         try:
             async with asyncio.timeout(self._seconds):
-                return await self._client.request(request)
+                return await self._client.request(request, max_body=self._max_event)
         except TimeoutError as exc:
             raise failures.timeout_error(str(self._address), self._seconds) from exc
+        except http.AnswerTooLarge as exc:
+            what = f"the answer of the predictor at {self._address} to {request_line[:200]}"
+            raise PredictorError(f"{what} is too large: {exc} (--max_predictor_event_bytes)") from exc
         except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._address) from exc
 

@@ -117,5 +117,6 @@ class EventReader:
         if len(self._data) > _MAX_EVENT_LINES:
             raise Malformed("body", f"events of at most {_MAX_EVENT_LINES} lines")
         if self._size + len(self._rest) > self._limit:
-            raise Malformed("body", f"events of at most {self._limit} bytes")
+            limit = f"events of at most {self._limit} bytes (--max_predictor_event_bytes)"
+            raise Malformed("body", limit)
         return events

@@ -8,6 +8,7 @@ since orjson holds the interpreter's lock. Ordinary requests have few, so a coun
 from __future__ import annotations
 
 import gc
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 
+MAX_NESTING = 200
+"""The deepest nesting of lists and objects in a JSON text. Answers repeat values of requests some levels deeper, and
+orjson writes at most 254 levels."""
 SMALL_BYTES = 64 * 1024
 """The largest text that is parsed without counting, which takes a few milliseconds at worst."""
 _CHUNK_BYTES = 256 * 1024
@@ -31,6 +35,13 @@ _BYTES_PER_VALUE = 8
 _QUOTE, _COMMA, _COLON, _BRACKET = b'",:['
 _BRACKET_MASK = 0xDF
 """The bits that the two opening brackets, ``[`` and ``{``, have in common."""
+
+
+_MIDDLE = np.int8(0x5C)
+"""The number between those of ``[`` and ``]``."""
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_EMPTY_STRING = re.compile(rb'"[^"]*"')
+"""A string, of which only brackets are left."""
 
 
 @dataclass(slots=True)  # each V2 request creates one; creating a frozen one takes three times as long
@@ -67,11 +78,12 @@ MAX_ANSWER_BYTES = 2**27
 
 
 def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
-    """The value in a client's JSON text. Raises TooLarge, before parsing, for a text over the limits, and Malformed for
-    invalid JSON or UTF-8."""
+    """The value in a client's JSON text. Raises TooLarge, before parsing, for a text over the limits or MAX_NESTING,
+    and Malformed for invalid JSON or UTF-8."""
     if len(text) > SMALL_BYTES:
         check_size(bytes(text), limits)
-    return _parse(text)
+    check_nesting(bytes(text), "body")
+    return parse_unlimited(text)
 
 
 def parse_answer(text: bytes | memoryview) -> Json:
@@ -81,10 +93,14 @@ def parse_answer(text: bytes | memoryview) -> Json:
         raise Malformed("body", f"at most {MAX_ANSWER_BYTES} bytes of JSON", str(len(text)))
     if len(text) > SMALL_BYTES and (excess := excess_of(bytes(text), ANSWER_LIMITS)):
         raise Malformed("body", *excess)
-    return _parse(text)
+    try:
+        check_nesting(bytes(text), "body")
+    except TooLarge as error:
+        raise Malformed("body", error.expected) from None
+    return parse_unlimited(text)
 
 
-def _parse(text: bytes | memoryview) -> Json:
+def parse_unlimited(text: bytes | memoryview) -> Json:
     """Parses JSON, with the garbage collector disabled for a large text: its passes take three times as long as the
     rest. Thread-safe."""
     pauses = len(text) > SMALL_BYTES and gc.isenabled()
@@ -111,6 +127,25 @@ def check_size(text: bytes, limits: JsonLimits) -> None:
     if excess := excess_of(text, limits):
         flags = "--max_instances, --max_sequences and --max_request_bytes"
         raise TooLarge("body", *excess, f"the limit follows from {flags}")
+
+
+def check_nesting(text: bytes, path: str) -> None:
+    """Raises TooLarge for a JSON text with lists and objects nested deeper than MAX_NESTING.
+
+    A text has as many brackets as levels, so most texts need no more than two counts.
+    """
+    if text.count(b"[") + text.count(b"{") > MAX_NESTING and nesting_of(text) > MAX_NESTING:
+        raise TooLarge(path, f"lists and objects nested at most {MAX_NESTING} deep")
+
+
+def nesting_of(text: bytes) -> int:
+    """The depth of the lists and objects of a JSON text, which is exact for valid JSON."""
+    if b"\\" in text:  # as in count_outside_strings
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = _EMPTY_STRING.sub(b"", text.translate(None, _NO_STRUCTURE))
+    # The two kinds of brackets differ in one bit, which the mask removes: [ and { open a level, ] and } close one.
+    steps = _MIDDLE - (np.frombuffer(brackets, np.uint8) & _BRACKET_MASK).astype(np.int8)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
 
 def check_depth(path: str, value: Json, limits: JsonLimits) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, describe
 from hf_transformer.tasks.base import (
     TOKENS,
     Axis,
@@ -251,7 +251,8 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         longest = self.settings.max_length
         if isinstance(ids, list) and len(ids) > longest:
             hint = "they are not truncated, since that would cut off their special tokens"
-            raise TooLarge(path, f"at most {longest} token ids, the model's length", str(len(ids)), hint)
+            expected = f"at most {longest} token ids, the model's length"
+            raise ContextLengthExceeded(path, expected, str(len(ids)), hint, limit=longest)
         return read_token_ids(ids, path, self.settings.vocabulary.vocab_size)
 
     def _read_spanned(self, instance: dict[str, Json], path: str, options: TextEmbeddingOptions) -> SpannedItem:

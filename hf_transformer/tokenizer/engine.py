@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import tokenizers
 
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
 from hf_transformer.tokenizer.cached import CachedEncoder
 from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, shortened, stride_of, too_many_windows
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
@@ -163,11 +163,12 @@ class Engine(ABC):
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         limit = self._limit(options)
         if len(text.ids) > limit and not options.whole:
-            raise TooLarge(
+            raise ContextLengthExceeded(
                 "",
                 f"at most {limit} token ids in a text",
                 str(len(text.ids)),
                 "they are not truncated, which would lose their special tokens",
+                limit=self.max_length,
             )
         return Encoding(list(text.ids), [0] * len(text.ids))
 

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-import orjson
+from typing import Final
 
 from hf_transformer.errors import LoadError
+from hf_transformer.protocol.json_text import JsonLimits, excess_of, parse_unlimited
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.request import Json
+
+MAX_FILE_BYTES: Final = 2**26
+"""Default of --max_model_file_bytes. The largest tokenizer.json of known models has 35 MB."""
+MAX_SETTINGS_BYTES: Final = 2**24
+"""Size limit of the other JSON files. The largest, with 6,000 added tokens, has 1.2 MB."""
+BYTES_PER_VALUE: Final = 16
+"""Bytes of a file's limit for each value in JSON, and for each token id; twice as many for a list, object or key, which
+take up to 300 bytes of memory. Known vocabularies have as many."""
+COUNTS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("num_labels", "_num_labels"), 100_000),
+    **dict.fromkeys(("extra_ids", "offset", "num_madeup_words"), 10_000),
+    **dict.fromkeys(
+        "decoder_layers encoder_layers n_layer n_layers num_decoder_layers num_hidden_layers num_layers".split(), 10_000
+    ),
+}
+"""Limits of numbers for which a library makes an object each. config.json names more than two labels itself."""
 
 VOCABULARY_FILES = tuple(
     "tokenizer.json vocab.txt vocab.json spiece.model spm.model sentencepiece.bpe.model sentencepiece.model"
@@ -35,26 +55,78 @@ SMALL_FILES = (*SETTINGS_FILES, *VOCABULARY_FILES, *MORE_FILES)
 """Patterns of all files to download and export, except weights and code."""
 
 
-def load_json(path: Path) -> Json:
-    """Reads the value in a JSON file. Raises LoadError with the file's name."""
+def read_file(path: Path, limit: int, flag: str = "") -> bytes:
+    """Reads a regular file of at most ``limit`` bytes. Raises LoadError; ``flag`` sets the limit.
+
+    Anybody may have written the file, and may change it meanwhile. Reading a device or a pipe could never end.
+    """
     try:
-        return orjson.loads(path.read_bytes())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise LoadError(f"{path}: expected a regular file")
+            content = file.read(limit + 1)
+            if len(content) > limit:
+                raise _too_large(path, limit, max(os.fstat(descriptor).st_size, len(content)), flag)
+            return content
     except FileNotFoundError:
         raise LoadError(f"{path} is missing") from None
     except OSError as exc:
         raise LoadError(f"{path} can't be read: {exc.strerror}") from exc
-    except orjson.JSONDecodeError as exc:
-        raise LoadError(f"{path} is not valid JSON: {exc}") from exc
 
 
-def read_json(path: Path, *, required: bool) -> dict[str, Json]:
+def _too_large(path: Path, limit: int, size: int, flag: str) -> LoadError:
+    return LoadError(f"{path}: expected at most {limit} bytes{flag and f' ({flag})'}, got {size}")
+
+
+def check_files(folders: Iterable[Path], limit: int) -> None:
+    """Raises LoadError for a file in SMALL_FILES of more than ``limit`` bytes, since transformers may read any."""
+    for folder in folders:
+        for pattern in SMALL_FILES:
+            for path in folder.glob(pattern) if "*" in pattern or "?" in pattern else (folder / pattern,):
+                try:
+                    status = path.stat()
+                except OSError:  # a missing file; reading an unreadable one reports it
+                    continue
+                if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                    raise LoadError(f"{path}: expected a regular file")
+                if status.st_size > limit:
+                    raise _too_large(path, limit, status.st_size, "--max_model_file_bytes")
+
+
+def load_json(path: Path, limit: int = MAX_SETTINGS_BYTES, flag: str = "") -> Json:
+    """Reads the value in a JSON file of at most ``limit`` bytes, which ``flag`` sets. Raises LoadError with the file's
+    name."""
+    content, values = read_file(path, limit, flag), limit // BYTES_PER_VALUE
+    if excess := excess_of(content, JsonLimits(parts=values // 2, values=values)):
+        raise LoadError(f"{path}: expected {excess[0]}{flag and f' ({flag})'}, got {excess[1]}")
+    try:
+        return parse_unlimited(content)
+    except Malformed as exc:
+        raise LoadError(f"{path} is not valid JSON: {exc.hint}") from exc
+
+
+def read_json(path: Path, *, required: bool, limit: int = MAX_SETTINGS_BYTES, flag: str = "") -> dict[str, Json]:
     """Reads the JSON object in a file; {} for a missing optional file. Raises LoadError with the file's name."""
     if not required and not path.exists():
         return {}
-    value = load_json(path)
+    value = load_json(path, limit, flag)
     if not isinstance(value, dict):
         raise LoadError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")
     return value
+
+
+def read_counted(path: Path, *, required: bool) -> dict[str, Json]:
+    """Reads config.json or tokenizer_config.json as ``read_json`` does. Raises LoadError for a number over COUNTS."""
+    settings = read_json(path, required=required)
+    remaining: list[Json] = [settings]
+    while remaining:
+        for name, value in remaining.pop().items():
+            if isinstance(value, dict):
+                remaining.append(value)
+            elif name in COUNTS and isinstance(value, int | float) and abs(value) > COUNTS[name]:
+                raise LoadError(f"{path}: {name}: expected at most {COUNTS[name]}, got {value}")
+    return settings
 
 
 def positive(value: Json) -> int | None:

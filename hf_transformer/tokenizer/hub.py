@@ -17,14 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import orjson
-
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import (
     SETTINGS_FILES,
     SMALL_FILES,
     VOCABULARY_FILES,
     has_tokenizer,
+    load_json,
     read_json,
     transformer_folder,
 )
@@ -92,11 +91,11 @@ def _is_complete(storage: Path, folder: Path) -> bool:
     After an interrupted download, a snapshot may load, but lack the special tokens.
     """
     try:
-        listing = orjson.loads((storage / "trees" / f"{folder.name}.json").read_bytes())
+        listing = load_json(storage / "trees" / f"{folder.name}.json")
         if listing["format_version"] != 1:
             return True
         files = set(listing["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (LoadError, KeyError, TypeError):
         return True  # the listing's format is internal to the library, so ignore unknown formats
     needed = {name for name in (*SETTINGS_FILES, "tokenizer.json") if name in files}
     if "tokenizer.json" not in files:

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from hf_transformer.errors import LoadError
 from hf_transformer.extras import install_command
-from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.files import BYTES_PER_VALUE, MAX_FILE_BYTES, read_counted, read_json
 from hf_transformer.tokenizer.recipes import RECIPES, Recipe, tokenizer_class
 from hf_transformer.types.request import Json
 
@@ -55,6 +55,12 @@ Unicode normalization expands an Arabic ligature to 18 characters, and an HTML e
 """
 
 
+MAX_STEPS = 256
+"""Maximum number of a normalizer's or decoder's steps. Those of known models have ten."""
+MAX_LENGTH = 2**24
+"""Upper bound of a limit in tokens from the files, since some texts are padded to the limit."""
+
+
 class NotMirrored(Exception):
     """Raised if only transformers can load the folder. The message has the reason."""
 
@@ -84,18 +90,29 @@ class LoadedTokenizer:
 
 
 def load_folder(
-    folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
+    folder: Path,
+    config: Mapping[str, Json],
+    *,
+    lower_case: bool,
+    trust_remote_code: bool,
+    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> LoadedTokenizer:
-    """Loads a folder's tokenizer. Runs custom code only with ``trust_remote_code``. Raises LoadError."""
+    """Loads a folder's tokenizer from files of at most ``max_file_bytes`` bytes. Raises LoadError.
+
+    Runs custom code only with ``trust_remote_code``.
+    """
     reason, loaded = "it has no tokenizer.json", None
+    settings = read_counted(folder / "tokenizer_config.json", required=False)
     if (folder / "tokenizer.json").is_file():
         try:
-            loaded = load_fast(folder, config, lower_case=lower_case)
+            loaded = load_fast(folder, config, lower_case=lower_case, settings=settings, max_file_bytes=max_file_bytes)
         except NotMirrored as exc:
             reason = f"its tokenizer.json is not read alone: {exc}"
             log.info("the tokenizer in %s is loaded by transformers (%s)", folder, reason)
     if loaded is None:
         loaded = _load_with_transformers(folder, reason, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    if loaded.size > (largest := max_file_bytes // BYTES_PER_VALUE):
+        raise LoadError(f"the tokenizer in {folder}: expected token ids below {largest}, got {loaded.size - 1}")
     for stage in () if loaded.backend is None else (loaded.backend.normalizer, loaded.backend.decoder):
         if stage is not None and (growth := growth_of(orjson.loads(stage.__getstate__()))) > MAX_GROWTH:
             raise LoadError(
@@ -111,6 +128,8 @@ def growth_of(state: Json) -> float:
     Growth factors of two steps multiply only if the output of the earlier step contains the pattern of the later one.
     """
     steps = [step for step in _steps(state) if step[2]]
+    if len(steps) > MAX_STEPS:
+        raise LoadError(f"tokenizer.json: expected at most {MAX_STEPS} steps that replace text, got {len(steps)}")
     chains: list[float] = []
     for index, (pattern, growth, _) in enumerate(steps):
         before = [chains[earlier] for earlier in range(index) if pattern is None or pattern in steps[earlier][2]]
@@ -137,15 +156,26 @@ def _steps(state: Json) -> list[tuple[str | None, float, str]]:
     return []
 
 
-def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
-    """Loads a folder's tokenizer.json. Raises NotMirrored, and LoadError for invalid JSON."""
-    settings = read_json(folder / "tokenizer_config.json", required=False)
+def load_fast(
+    folder: Path,
+    config: Mapping[str, Json],
+    *,
+    lower_case: bool,
+    settings: dict[str, Json] | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> LoadedTokenizer:
+    """Loads a folder's tokenizer.json. Raises NotMirrored, and LoadError for invalid JSON.
+
+    ``settings`` is the content of tokenizer_config.json if it is read already.
+    """
+    if settings is None:
+        settings = read_counted(folder / "tokenizer_config.json", required=False)
     name = tokenizer_class(config, settings)
     if name is None:
         raise NotMirrored(f"tokenizer class {settings.get('tokenizer_class')!r}, model {config.get('model_type')!r}")
     if settings.keys() & {"fast_tokenizer_files", "init_inputs", "fix_mistral_regex"}:
         raise NotMirrored("tokenizer_config.json has rare settings")
-    document = read_json(folder / "tokenizer.json", required=True)
+    document = read_json(folder / "tokenizer.json", required=True, limit=max_file_bytes, flag="--max_model_file_bytes")
     if not lower_case:
         settings["do_lower_case"] = False
         document["normalizer"] = without_lower_case(document.get("normalizer"))
@@ -245,7 +275,8 @@ def _from_map(key: str, value: Json, settings: Mapping[str, Json]) -> Json:
     if key == "extra_special_tokens" and isinstance(value, list):
         tokens = [AddedToken(**{**token, "special": True}) if isinstance(token, dict) else token for token in value]
         before = settings.get("extra_special_tokens") or []
-        return [*before, *(token for token in tokens if _text(token) not in {_text(old) for old in before})]
+        known = {_text(old) for old in before}
+        return [*before, *(token for token in tokens if _text(token) not in known)]
     if isinstance(value, dict) and key != "extra_special_tokens":
         return AddedToken(**{**value, "special": True})
     return value
@@ -363,9 +394,9 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
         import transformers
     except ImportError as exc:
         raise LoadError(
-            f"transformers has to load the tokenizer in {folder} ({reason}):"
-            f" {install_command('transformers')} (the slim image has none), or save a tokenizer.json there, as"
-            " AutoTokenizer.from_pretrained(...).save_pretrained(...) does"
+            f"transformers has to load the tokenizer in {folder} ({reason})",
+            f": {install_command('transformers')} (the slim image has none), or save a tokenizer.json there, as"
+            " AutoTokenizer.from_pretrained(...).save_pretrained(...) does",
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}
@@ -419,7 +450,8 @@ def choose_max_length(max_model_len: int | None, tokenizer_limit: int | None, co
         if limit is not None and max_model_len > limit:
             raise LoadError(f"--max_model_len={max_model_len} is more than the {limit} tokens that config.json allows")
         return max_model_len
-    return min((length for length in (_length(tokenizer_limit), limit) if length), default=DEFAULT_MAX_LENGTH)
+    lengths = [length for length in (_length(tokenizer_limit), limit) if length]
+    return min(*lengths, MAX_LENGTH) if lengths else DEFAULT_MAX_LENGTH
 
 
 def model_limit(config: Mapping[str, Json]) -> int | None:
@@ -449,4 +481,4 @@ def _stretched(length: int, scaling: Json) -> int:
     if kind == "yarn":
         length = _length(scaling.get("original_max_position_embeddings")) or length
     factor = scaling.get("factor") if kind in ("linear", "dynamic", "yarn") else None
-    return int(length * factor) if isinstance(factor, int | float) and factor > 1 else length
+    return int(min(length * factor, NO_LIMIT)) if isinstance(factor, int | float) and factor > 1 else length

@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.files import VOCABULARY_FILES, has_tokenizer, read_json, transformer_folder
+from hf_transformer.tokenizer.files import (
+    MAX_FILE_BYTES,
+    VOCABULARY_FILES,
+    check_files,
+    has_tokenizer,
+    read_counted,
+    transformer_folder,
+)
 from hf_transformer.tokenizer.hub import hub_snapshot
 from hf_transformer.types.request import Json
 
@@ -38,6 +45,7 @@ def find_model_files(
     token: str | None = None,
     trust_remote_code: bool = False,
     cache_dir: Path | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> ModelFiles:
     """Finds the files of a model. Sends no request if the cache has all files.
 
@@ -51,15 +59,17 @@ def find_model_files(
         token: the hub's access token. Messages never contain it.
         trust_remote_code: whether to download Python files, too.
         cache_dir: the hub's cache; None for the library's own (HF_HUB_CACHE, HF_HOME).
+        max_file_bytes: the limit of each file.
 
     Raises:
         LoadError: a missing folder, repository or revision, denied access, a network error, a folder without a
-            tokenizer, or invalid JSON. The message is one line.
+            tokenizer, a too large file or number, or invalid JSON. The message is one line.
     """
     if model_id is None or Path(model_id).expanduser().is_dir():
         folder = _local_folder(Path(model_id or model_dir).expanduser(), model_name)
         inner = transformer_folder(folder)
-        return ModelFiles(folder, inner, read_json(inner / "config.json", required=False))
+        check_files((folder, inner), max_file_bytes)
+        return ModelFiles(folder, inner, read_counted(inner / "config.json", required=False))
     if model_id.startswith(("/", ".", "~")):
         raise LoadError(f"--model_id={model_id}: there is no such folder")
     snapshot = partial(hub_snapshot, model_id, token=token, with_code=trust_remote_code, cache_dir=cache_dir)
@@ -69,7 +79,8 @@ def find_model_files(
     model_folder = snapshot(model_revision, with_tokenizer=same)
     tokenizer_folder = transformer_folder(model_folder if same else snapshot(tokenizer_revision, with_tokenizer=True))
     _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision})")
-    config = read_json(transformer_folder(model_folder) / "config.json", required=True)
+    check_files((model_folder, tokenizer_folder), max_file_bytes)
+    config = read_counted(transformer_folder(model_folder) / "config.json", required=True)
     return ModelFiles(model_folder, tokenizer_folder, config)
 
 

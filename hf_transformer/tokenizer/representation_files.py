@@ -28,6 +28,8 @@ from hf_transformer.types.request import Json
 
 Modules = Sequence[tuple[str, str]]
 """The kind and folder of each module."""
+MAX_QUERY_LENGTH = 8192
+"""Limit of the tokens to which each query is filled up. Known models have 32 to 512."""
 PYLATE_KEYS = (
     *("query_prefix", "document_prefix", "query_length", "document_length", "skiplist_words"),
     *("do_query_expansion", "attend_to_expansion_tokens"),
@@ -157,7 +159,10 @@ def without_markers(prompts: Mapping[str, str], late: LateInteraction) -> Mappin
 
 
 def _expansion(settings: Mapping[str, Json]) -> QueryExpansion:
+    """Raises LoadError for a length to which no query can be filled up."""
     length, token = settings.get("length") or 32, settings.get("token")
+    if not isinstance(length, int) or length > MAX_QUERY_LENGTH:
+        raise LoadError(f"query expansion: expected at most {MAX_QUERY_LENGTH} tokens, got {length!r:.40}")
     return QueryExpansion(
         length=int(length), attend=bool(settings.get("attend")), token=None if token is None else str(token)
     )

@@ -25,6 +25,7 @@ from hf_transformer.tokenizer.engine import (
     characters,
     too_many_tokens,
 )
+from hf_transformer.tokenizer.files import MAX_FILE_BYTES
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
 from hf_transformer.tokenizer.windows import too_many_windows
 from hf_transformer.types.request import Json
@@ -298,6 +299,7 @@ def load_tokenizer(
     special_tokens: bool = True,
     trust_remote_code: bool = False,
     word_cache: bool = True,
+    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> Tokenizer:
     """Loads the tokenizer of a folder.
 
@@ -310,11 +312,18 @@ def load_tokenizer(
         special_tokens: whether to add special tokens such as [CLS] and [SEP].
         trust_remote_code: whether the folder's own Python code may run.
         word_cache: whether to cache the ids of words (words.py).
+        max_file_bytes: the limit of tokenizer.json.
 
     Raises:
         LoadError: files are invalid or missing, custom code is required but not allowed, or the limit is out of range.
     """
-    loaded = load_folder(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    loaded = load_folder(
+        Path(folder),
+        model_config,
+        lower_case=lower_case,
+        trust_remote_code=trust_remote_code,
+        max_file_bytes=max_file_bytes,
+    )
     backend = loaded.backend
     max_length = choose_max_length(max_model_len, loaded.model_max_length, model_config)
     if at_most is not None and max_model_len is None:

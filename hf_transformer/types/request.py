@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from hf_transformer.types.tensors import Tensor
+if TYPE_CHECKING:
+    from hf_transformer.types.tensors import Tensor  # imports numpy, which child processes do without
 
 Json: TypeAlias = Any
 

@@ -182,8 +182,10 @@ async def test_server_timing_is_sent_if_enabled_and_the_model_ran(timed: bool, p
 async def test_server_timing_is_in_milliseconds(predict: float) -> None:
     context = measured(queue=0.0002, predict=predict, postprocess=0.0000126, parse=0.0001, tokenize=0.0000004)
     rest = max(predict - 0.0002, 0.0)
-    expected = f"parse;dur=0.100, tokenize;dur=0.000, queue;dur=0.200, predict;dur={rest * 1e3:.3f}, decode;dur=0.013"
+    expected = f"parse;dur=0.100, queue;dur=0.200, predict;dur={rest * 1e3:.3f}, decode;dur=0.013"
     assert server_timing(context) == expected.encode()
+    more = expected.replace("queue", "tokenize;dur=0.000, queue")
+    assert server_timing(context, tokenize=True) == more.encode()
 
 
 # Bodies: compressions, charsets and limits

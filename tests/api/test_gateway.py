@@ -46,15 +46,15 @@ async def ids(client_id: str | None) -> tuple[str, str]:
     fields = [] if client_id is None else [(b"x-request-id", client_id.encode("latin-1"))]
     answer = await GATEWAY.handle(PlainRequest(fields=fields))
     assert isinstance(answer, Response)
-    [(name, sent_id)] = answer.headers
-    assert name == b"x-request-id"
+    [(name, sent_id), nosniff] = answer.headers
+    assert name == b"x-request-id" and nosniff == (b"x-content-type-options", b"nosniff")
     return answer.body.decode(), sent_id.decode("latin-1")
 
 
 async def test_valid_request_ids_are_kept_and_others_replaced() -> None:
-    for kept in ("caller-17", "a b", "x" * 256, "\xe9", "<script>", "~"):
+    for kept in ("caller-17", "a,b", "x" * 256, "\xe9", "<script>", "~"):
         assert await ids(kept) == (kept, kept)
-    for replaced in ("", "x" * 257, "a\tb", "a\x7f", "a\x85b", "\x9b31m", None):
+    for replaced in ("", "x" * 257, "a b", "a, preprocess_ms: 0", "a\xa0b", "a\tb", "a\x7f", "a\x85b", "\x9b31m", None):
         (inside, told), (another, _) = await ids(replaced), await ids(replaced)
         assert re.fullmatch("[0-9a-f]{32}", inside) and told == inside != another
 
@@ -297,6 +297,38 @@ async def test_the_log_has_the_client_of_a_trusted_proxy(log: list[str]) -> None
     for client in ("127.0.0.1", "10.0.0.9"):
         await request("%(h)s", client=(client, 4711), headers=[(b"x-forwarded-for", b"1.2.3.4")])
     assert log == ["1.2.3.4:0", "10.0.0.9:4711"]
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "shown"),
+    [
+        (b"1.2.3.4, 5.6.7.8", "5.6.7.8:0"),
+        (b"1.2.3.4:80", "1.2.3.4:80"),
+        (b"[2001:db8::1]:443", "2001:db8::1:443"),
+        (b'x" 200 "GET / HTTP/1.1', "127.0.0.1:4711"),
+        (b"1.2.3.4\x1b[31m", "127.0.0.1:4711"),
+        (b"host.example.com", "127.0.0.1:4711"),
+        (b'fe80::1%" 200 "', "127.0.0.1:4711"),
+        (b"1.2.3.4 - admin", "127.0.0.1:4711"),
+        (b"\xb2.1.1.1", "127.0.0.1:4711"),
+        (b"1" * 5000, "127.0.0.1:4711"),
+        (b"", "127.0.0.1:4711"),
+    ],
+    ids=str,
+)
+async def test_only_addresses_of_a_proxy_are_logged(log: list[str], forwarded: bytes, shown: str) -> None:
+    await request("%(h)s", client=("127.0.0.1", 4711), headers=[(b"x-forwarded-for", forwarded)])
+    assert log == [shown]
+
+
+async def test_a_quote_ends_no_field_of_the_log(log: list[str]) -> None:
+    odd: dict[str, Any] = {
+        "path": '/a" 200',
+        "query_string": b'b="c\\',
+        "headers": [(b"user-agent", b'x" 200 "y'), (b"referer", b'\\"')],
+    }
+    await request('"%(R)s" "%(f)s" "%(a)s" "%({user-agent}i)s"', **odd, client=None)
+    assert log == ['"POST /a%22%20200?b=\\x22c\\x5c HTTP/1.1" "\\x5c\\x22" "x\\x22 200 \\x22y" "x\\x22 200 \\x22y"']
 
 
 async def test_control_characters_are_escaped_in_the_log(log: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.api.health import hint_about, hint_for
+from hf_transformer.api.hints import FOREIGN, hint_about, hint_for
 from hf_transformer.app.application import build_app
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import Exchange, ServedModel, application, post
@@ -86,7 +86,7 @@ def expected(route: str, base: str = "/openai/v1") -> str:
         # Models may have the names of routes.
         *[("openai", path, 404, None) for path in ("/completions_", "/v1/models/m", "/v1/explain", "/v3")],
         *[("openai", path, 404, None) for path in ("/v1/models/responses", "/v2/models/m/embed", "/embedded")],
-        *[("openai", path, 404, None) for path in ("/v1/models/a/b:explain", "/v1/models/m/rerank")],
+        *[("openai", path, 404, None) for path in ("/v1/models/m/rerank",)],
         ("openai", "/v2/models/m/score", 404, None),
         ("openai", "/v1/models/rerank", 405, None),
         ("openai", "/openai/", 404, None),
@@ -99,7 +99,10 @@ def test_an_unknown_route_has_a_hint_to_the_equivalent_one(
     assert (result and result[:2]) == (None if hint is None else (status, hint))
 
 
-@pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models/m:explain", "/v1/models/a/b:explain", "/v2/models/m/explain", "/v2/models/a/b/versions/1/explain"],
+)
 def test_explanations_are_501_as_in_kserve(path: str) -> None:
     hint = hint_for(path, 404, "openai")
     assert hint is not None and hint[0] == 501 and hint[1].startswith("the service has no explanations")
@@ -131,7 +134,7 @@ async def test_an_expected_path_has_a_hint_to_its_route_or_flag(made: ServedMode
 
 @pytest.mark.parametrize("path", ["/", "/v3", "/embedded", "/v1/models/health", "/v2/models/docs", "/uploads"])
 def test_another_path_has_no_hint(path: str) -> None:
-    assert hint_about(path, "openai") == ""
+    assert hint_about(path, "openai") == "" and hint_for(path, 404, "openai", "GET") is None
 
 
 async def test_a_hint_names_a_path_that_the_service_has(made: ServedModel) -> None:
@@ -145,6 +148,91 @@ async def test_a_hint_names_a_path_that_the_service_has(made: ServedModel) -> No
         assert (await get(app, route)).status_code in (200, 405), route
 
 
+SERVED = "the service has no such route; it has embeddings, rerank, completions, chat/completions, responses below "
+STORED = "the service stores no answers; send all items"
+FOREIGNERS: list[tuple[str, str, str, str]] = [
+    ("anthropic", "POST", "/v1/messages", "/openai/v1/chat/completions answers chats"),
+    ("anthropic", "POST", "/v1/messages/count_tokens", "POST /tokenize with messages"),
+    ("anthropic", "GET", "/v1/messages/batches/1", "/openai/v1/chat/completions"),
+    *[
+        ("openai", method, f"{base}/{path}", SERVED)
+        for base in ("/v1", "/openai/v1")
+        for method, path in (
+            *[("POST", "moderations"), ("POST", "batches"), ("GET", "batches/1"), ("POST", "files"), ("GET", "files")],
+            *[("DELETE", "files/1"), ("POST", "audio/speech"), ("POST", "audio/transcriptions")],
+            *[("POST", "images/generations"), ("POST", "fine_tuning/jobs"), ("POST", "assistants")],
+            *[("POST", "threads/1/runs"), ("GET", "vector_stores"), ("POST", "uploads"), ("POST", "realtime/sessions")],
+        )
+    ],
+    ("openai", "POST", "/moderations", SERVED),
+    ("openai", "GET", "/openai/v1/responses/resp_1", STORED),
+    ("openai", "POST", "/openai/v1/responses/resp_1/cancel", STORED),
+    ("openai", "DELETE", "/v1/chat/completions/1", STORED),
+    ("openai", "POST", "/openai/v1/conversations", STORED),
+    ("openai", "POST", "/v1/chat/completions/derender", "POST /detokenize returns"),
+    ("openai", "POST", "/v1/completions/derender", "POST /detokenize returns"),
+    *[
+        ("openai", "POST", f"/openai/deployments/gpt2/{path}", "Azure's deployments are models: the base_url of")
+        for path in ("chat/completions", "completions", "embeddings", "audio/transcriptions", "images/generations")
+    ],
+    ("openai", "GET", "/tokenizer_info", "/v1/models/NAME/info describes a model"),
+    ("openai", "POST", "/completion", "/openai/v1/completions and"),
+    ("ollama", "POST", "/api/chat", "/openai/v1/chat/completions answers chats"),
+    ("ollama", "POST", "/api/generate", "/openai/v1/completions and"),
+    ("ollama", "POST", "/api/embed", "/openai/v1/embeddings returns"),
+    ("ollama", "POST", "/api/embeddings", "/openai/v1/embeddings returns"),
+    ("ollama", "GET", "/api/tags", "/v1/models lists the models"),
+    ("ollama", "POST", "/api/show", "/v1/models lists the models"),
+    ("ollama", "GET", "/api/ps", "/v1/models lists the models"),
+    ("ollama", "POST", "/api/pull", "the models are those of --models"),
+    ("tgi", "POST", "/generate", "/openai/v1/completions and"),
+    ("tgi", "POST", "/generate_stream", "/openai/v1/completions and"),
+    ("cohere", "POST", "/v2/chat", "/openai/v1/chat/completions answers chats"),
+    ("cohere", "POST", "/v1/chat", "/openai/v1/chat/completions answers chats"),
+    ("cohere", "POST", "/v1/tokenize", "the routes are /tokenize"),
+    ("voyage", "POST", "/v1/multimodalembeddings", "the models read texts: /openai/v1/embeddings"),
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "method", "path", "hint"), FOREIGNERS, ids=[f"{method} {path}" for _, method, path, _ in FOREIGNERS]
+)
+async def test_a_route_of_another_server_has_a_hint_in_its_form(
+    made: ServedModel, form: str, method: str, path: str, hint: str
+) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made.app), base_url="http://service") as client:
+        response = await client.request(method, path)
+    assert response.status_code == 404
+    body: Any = response.json()
+    match form:
+        case "anthropic":
+            assert body.keys() == {"type", "error"} and body["error"].keys() == {"type", "message"}
+            assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+            message = body["error"]["message"]
+        case "openai":
+            assert body["error"]["type"] == "invalid_request_error"
+            message = body["error"]["message"]
+        case "tgi":
+            assert body.keys() == {"error", "error_type"}
+            message = body["error"]
+        case "cohere":
+            assert body.keys() == {"message"}
+            message = body["message"]
+        case "voyage":
+            message = body["detail"]
+        case _:
+            assert body.keys() == {"error"}
+            message = body["error"]
+    assert message.startswith(f"{method} {path}: Not Found") and hint in message
+
+
+def test_every_foreign_route_has_a_request_above() -> None:
+    paths = [path.removeprefix("/openai").removeprefix("/") for _, _, path, _ in FOREIGNERS]
+    others = ["chat", "server_info", "chat_tokenize", "v1/generate"]
+    for foreign in FOREIGN:
+        assert any(re.fullmatch(foreign.pattern, path) for path in paths + others), foreign.pattern
+
+
 async def test_hints_are_in_openai_s_form_where_its_clients_may_ask(made: ServedModel) -> None:
     for path in ("/v1/chat/completions", "/openai/chat/completions"):
         message = f"POST {path}: {expected('chat/completions')}"
@@ -153,7 +241,9 @@ async def test_hints_are_in_openai_s_form_where_its_clients_may_ask(made: Served
     status, answer = await post(made, "/v1/models/gpt2:explain", {})
     assert status == 501 and answer["error"].startswith("POST /v1/models/gpt2:explain: the service has no explanations")
     status, answer = await post(made, "/v1/models/gpt2", {})
-    assert status == 405 and answer == {"error": "POST /v1/models/gpt2: Method Not Allowed, expected GET, HEAD"}
+    assert status == 405 and answer["error"].startswith(
+        "POST /v1/models/gpt2: Method Not Allowed, expected GET, HEAD; /v1/models/NAME:predict and "
+    )
     async with Exchange(made.app, "/v1/models/gpt2", {}) as exchange:
         status, headers = await exchange.head()
         assert (status, headers["allow"]) == (405, "GET, HEAD")

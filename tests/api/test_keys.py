@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import grpc
 import httpx
 import pytest
 
-from hf_transformer.api.auth import ApiKeys
+from hf_transformer.api.auth import CONTROL_KEYS, CONTROL_PATH, ApiKeys
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.app.application import gateway_settings
 from hf_transformer.app.wiring import load_model
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.api.generating import ServedModel, application, client_of
 from tests.integration.api.grpc_model import (
     SECONDS,
@@ -31,7 +33,7 @@ from tests.integration.api.grpc_model import (
     status_of,
     text_of,
 )
-from tests.support.configuring import config
+from tests.support.configuring import config, parse
 from tests.support.triton_repository import DEMO_MODEL
 
 INFER = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
@@ -260,3 +262,112 @@ async def test_grpc_probes_need_no_key(file: Path) -> None:
         watch: Any = server.channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)(b"")
         assert await watch.read() == b"\x08\x01"
         watch.cancel()
+
+
+@pytest.fixture
+def control_keys(tmp_path: Path) -> ApiKeys:
+    path = tmp_path / "control-keys"
+    path.write_text("operator-key\n")
+    return ApiKeys(str(path), CONTROL_KEYS)
+
+
+def bert() -> ScriptedModel:
+    model = ScriptedModel()
+    model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
+    return model
+
+
+class Control:
+    """Records the changes of models."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, dict[str, Any]]] = []
+
+    async def load(self, name: str) -> None:
+        self.changes.append((name, {}))
+
+    async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
+        self.changes.append((name, dict(parameters)))
+
+
+CONTROL = [f"/v2/repository/models/bert/{action}" for action in ("load", "unload")]
+OPERATOR = {"x-api-key": "operator-key"}
+HOSTILE: dict[str, Any] = {"config": "{}", "file:1/model.py": "cHJpbnQoKQ==", "x": True, "unload_dependents ": True}
+"""Parameters with which a client would decide the code that Triton runs, and others."""
+
+
+@pytest.mark.parametrize("has_keys", [True, False], ids=["with API keys", "without API keys"])
+async def test_model_control_needs_a_key_of_its_own(keys: ApiKeys, control_keys: ApiKeys, has_keys: bool) -> None:
+    control = Control()
+    service = replace(service_of(bert(), Metrics()), control=control)
+    settings = GatewaySettings(keys=keys if has_keys else None, control_keys=control_keys)
+    async with client_of(application(service, settings)) as client:
+        for path in (*CONTROL, CONTROL[0].replace("bert", "b%65rt"), f"{CONTROL_PATH}nobody/load"):
+            for headers in ({}, KEY, {"x-api-key": "alpha-key"}, {"x-api-key": ""}):
+                refused = await client.post(path, headers=headers)
+                assert refused.status_code == 401 and "--model_control_keys_file" in refused.json()["error"]
+        assert not control.changes
+        for path in CONTROL:
+            assert (await client.post(path, headers=OPERATOR)).status_code == 200
+        assert control.changes == [("bert", {}), ("bert", {})]
+        # The key of model control is no API key.
+        status = (await client.post("/v2/repository/index", headers=OPERATOR)).status_code
+        assert status == (401 if has_keys else 200)
+
+
+async def test_model_control_takes_no_parameters_of_clients(control_keys: ApiKeys) -> None:
+    control = Control()
+    service = replace(service_of(bert(), Metrics()), control=control)
+    async with client_of(application(service, GatewaySettings(control_keys=control_keys))) as client:
+        for path in CONTROL:
+            for name, value in HOSTILE.items():
+                body = {"parameters": {name: value}}
+                refused = await client.post(path, headers=OPERATOR, json=body)
+                assert refused.status_code == 400
+                assert refused.json()["error"].startswith(f"parameters.{name}: expected no parameter")
+                assert "Triton's model repository" in refused.json()["error"]
+        refused = await client.post(CONTROL[0], headers=OPERATOR, json={"parameters": {"unload_dependents": True}})
+        assert refused.status_code == 400
+        refused = await client.post(CONTROL[1], headers=OPERATOR, json={"parameters": {"unload_dependents": "yes"}})
+        assert refused.json() == {"error": "parameters.unload_dependents: expected true or false, got a string"}
+        assert not control.changes
+        unload = {"parameters": {"unload_dependents": False}}
+        assert (await client.post(CONTROL[1], headers=OPERATOR, json=unload)).status_code == 200
+    assert control.changes == [("bert", {"unload_dependents": False})]
+
+
+@pytest.mark.parametrize("has_keys", [True, False], ids=["with API keys", "without API keys"])
+async def test_model_control_over_grpc_is_the_same(keys: ApiKeys, control_keys: ApiKeys, has_keys: bool) -> None:
+    control = Control()
+    service = replace(service_of(bert(), Metrics()), control=control)
+    operator = (("authorization", "Bearer operator-key"),)
+    async with (
+        serving(service, keys=keys if has_keys else None, control_keys=control_keys) as server,
+        asyncio.timeout(SECONDS),
+    ):
+        for action in ("Load", "Unload"):
+            asked = getattr(pb, f"RepositoryModel{action}Request")(model_name="bert")
+            method = server.channel.unary_unary(f"/{SERVICE}/RepositoryModel{action}", None, None)
+            for metadata in ((), (("authorization", "Bearer alpha-key"),)):
+                error = await failure(method(asked.SerializeToString(), metadata=metadata))
+                assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert "--model_control_keys_file" in str(error.details())
+            for name in HOSTILE:
+                hostile = type(asked)(model_name="bert")
+                hostile.parameters[name].bytes_param = b"print()"
+                error = await failure(method(hostile.SerializeToString(), metadata=operator))
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert str(error.details()).startswith(f"parameters.{name}: expected no parameter")
+            assert not control.changes
+            if action == "Unload":
+                asked.parameters["unload_dependents"].bool_param = False
+            await method(asked.SerializeToString(), metadata=operator)
+            assert control.changes.pop() == ("bert", {"unload_dependents": False} if action == "Unload" else {})
+
+
+def test_model_control_without_keys_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"^--enable_model_control requires --model_control_keys_file"):
+        config("--enable_model_control")
+    assert parse("--model_control_keys_file=x")[1] == [
+        "--model_control_keys_file is ignored: --enable_model_control is not given"
+    ]

@@ -12,7 +12,15 @@ import pytest
 import yaml
 
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import ServedModel, answer_of, openai_error, served_model, template_of, tokenizer_of
+from tests.api.generating import (
+    Exchange,
+    ServedModel,
+    answer_of,
+    openai_error,
+    served_model,
+    template_of,
+    tokenizer_of,
+)
 
 PATH = "/openai/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What is the capital of france?"}]
@@ -226,8 +234,6 @@ async def test_tool_calls_in_messages_are_parsed_within_the_limits() -> None:
             text = '{"a": [' + ",".join(["[]"] * (60_000 // calls)) + "]}"
             message, param = await refused(made, 413, messages=history(text, calls))
             assert param is None and message.startswith("body: ") and "lists, objects and keys" in message
-        message, param = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
-        assert param == "messages" and "word word" not in message
         assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: expected at most 128 tools, got 129"
     async with served_model(text=CALL) as made:  # without tools a call is text
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
@@ -464,3 +470,49 @@ async def test_nesting_is_limited() -> None:
                 else:
                     message, param = await refused(made, status, **fields)
                     assert param == where and "at most 64" in message
+
+
+CALLED = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+HELD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"parsed": None}, []),
+    ({"parsed": {"city": "Paris"}}, ["messages.parsed"]),
+    ({"reasoning_details": [{"type": "reasoning.text", "text": "SECRET"}]}, ["messages.reasoning_details"]),
+    ({"provider_specific_fields": {"x": "SECRET"}}, ["messages.provider_specific_fields"]),
+    ({"thinking_blocks": [{"thinking": "SECRET"}]}, ["messages.thinking_blocks"]),
+    ({"audio": {"id": "audio_1"}, "images": []}, ["messages.audio", "messages.images"]),
+    ({"annotations": [{"type": "url_citation"}]}, ["messages.annotations"]),
+    ({"annotations": [], "function_call": None, "refusal": None}, []),
+    ({"content": [{"type": "thinking", "thinking": "SECRET"}, {"type": "text", "text": "Paris."}]},
+     ["messages.content.thinking"]),
+    ({"content": [{"type": "refusal", "refusal": "Paris."}]}, []),
+    ({"tool_calls": [{**CALLED, "index": 0, "extra_content": {"x": "SECRET"}}]},
+     ["messages.tool_calls.index", "messages.tool_calls.extra_content"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "noted"), HELD, ids=lambda value: ",".join(value))
+async def test_fields_that_an_assistant_s_message_may_hold_are_noted(fields: dict[str, Any], noted: list[str]) -> None:
+    async with served_model() as made:
+        plain: dict[str, Any] = {"role": "assistant", "content": "Paris."}
+        if "tool_calls" in fields:
+            plain["tool_calls"] = [CALLED]
+        await chat(made, messages=[*MESSAGES, plain, *MESSAGES])
+        expected = asked(made)
+        async with Exchange(made.app, PATH, {"messages": [*MESSAGES, plain | fields, *MESSAGES]}) as exchange:
+            status, headers = await exchange.head()
+        assert status == 200 and headers.get("x-ignored-parameters", "") == ", ".join(noted)
+        assert asked(made) == expected and "SECRET" not in expected
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+async def test_other_messages_have_known_fields_alone(role: str) -> None:
+    async with served_model() as made:
+        message = {"role": role, "content": "x", "tool_call_id": "1"}
+        for field in ("parsed", "thinking_blocks"):
+            assert (await refused(made, messages=[{**message, field: 1}]))[1] == f"messages[0].{field}"
+        assert (await refused(made, messages=[{**message, "annotations": [1]}]))[1] == "messages[0].annotations"
+        thought = [{"type": "thinking", "thinking": "x"}]
+        assert (await refused(made, messages=[{**message, "content": thought}]))[1] == "messages[0].content[0]"
+        old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+        text, param = await refused(made, messages=[old])
+        assert param == "messages[0].function_call" and text.endswith("; calls are in tool_calls")

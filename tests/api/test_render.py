@@ -32,9 +32,8 @@ USER = {"role": "user", "content": "What is the capital of france?"}
 GOLDENS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "goldens" / "vllm_render.json").read_text(encoding="utf-8")
 )["cases"]
-OWN_STATUS = {"too long": 413, "unknown id": 400}
-"""Statuses of the service that differ from vLLM's: too long a text is 413 in all of its APIs, and vLLM's render server
-leaves unknown ids to the model's server."""
+OWN_STATUS = {"unknown id": 400}
+"""Statuses of the service that differ from vLLM's, whose render server leaves unknown ids to the model's server."""
 DEFAULTS: dict[str, Any] = {
     **{"n": 1, "top_k": 0, "max_tokens": 16, "skip_clone": True, "stop": [], "stop_token_ids": [], "bad_words": []},
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), 0.0),
@@ -110,6 +109,25 @@ def comparable(answer: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
         answer["stream_options"] = {name: value for name, value in answer["stream_options"].items() if value}
     del answer["parse_context"]  # for vLLM's derender routes
     return answer
+
+
+@pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": 1}, {"return_token_offsets": True}], ids=str)
+@pytest.mark.parametrize("ids", [[1, "a"], [1, None], [1, 1.5], [1, [2]], [1, {}], [-1], [2**40], [2**64 - 1]], ids=str)
+async def test_lists_with_anything_but_token_ids_are_refused(ids: list[Any], more: dict[str, Any]) -> None:
+    async with without_predictor(PLAIN) as client:
+        for prompt in (ids, [ids], [[1, 2], ids]):
+            response = await client.post(COMPLETIONS, json={"prompt": prompt, **more})
+            assert response.status_code == 400 and "prompt" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions/render", "/v1/chat/completions/render"])
+async def test_a_deep_value_that_is_repeated_is_refused(path: str) -> None:
+    deep = b"[" * 300 + b"]" * 300
+    async with without_predictor(PLAIN) as client:
+        for field in (b"kv_transfer_params", b"logit_bias", b"structured_outputs"):
+            body = b'{"prompt":"a","messages":[{"role":"user","content":"a"}],"%b":{"a":%b}}' % (field, deep)
+            response = await client.post(path, content=body)
+            assert response.status_code == 413 and "nested at most 200 deep" in response.json()["error"]["message"]
 
 
 async def test_a_router_sends_what_its_clients_send() -> None:

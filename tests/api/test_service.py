@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ from hf_transformer.api.service import LOADING, UNLOADED, Model, Models
 from hf_transformer.core.limits import Admission, AdmissionTicket
 from hf_transformer.core.model import ModelIdentity
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
+from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Context
 from tests.integration.api.grpc_model import ScriptedModel
@@ -111,8 +113,167 @@ async def test_the_service_is_ready_when_all_models_are_or_any() -> None:
     assert await said(states(ready_when="any")) == "" and states(ready_when="any").is_ready
     assert await said(states(ready_when="any"), "b") == "no b"
     assert await said(Models()) == "the service has no models" and not Models().is_ready
-    models = Models([model("a")])
+    models = Models()
     models.declare({"a": (), "b": (), "c": ()}, ("c",))
+    models.add(model("a"))
     assert await said(models) == f"model 'b' is not ready: {LOADING}" and not models.is_ready
     models.declare({"a": (), "c": ()}, ("c",))
     assert await said(models) == "" and models.is_ready, "an unloaded model is not waited for"
+
+
+# Changes of a ready set
+
+
+def ready(model: Model) -> None:
+    """Makes a scripted model ready, which reports it as ServedModel does."""
+    scripted = cast(ScriptedModel, model)
+    scripted.reason, scripted.is_ready = "", True
+    model.on_change()
+
+
+@pytest.mark.parametrize("ready_when", ["all", "any"], ids=["all", "any"])
+async def test_an_added_model_counts_once_it_has_been_ready(ready_when: Any) -> None:
+    models = Models([model("a")], ready_when)
+    models.declare({"a": (), "b": (), "c": ()}, ())
+    assert await said(models) == "" and models.is_ready, "b and c are absent"
+    added = model("b", reason="no b")
+    models.add(added)
+    assert await said(models) == "" and models.is_ready
+    assert await said(models, "b") == "no b"
+    with pytest.raises(NotReady, match=f"model 'c' is not ready: {LOADING}"):
+        models.find("c")
+    assert models.uncounted == {"b", "c"} and models.since.keys() == {"b", "c"}
+    ready(added)
+    assert models.uncounted == {"c"} and models.since.keys() == {"c"}
+    cast(ScriptedModel, added).reason, cast(ScriptedModel, added).is_ready = "lost", False
+    added.on_change()
+    assert await said(models) == ("lost" if ready_when == "all" else "")
+    assert models.is_ready is (ready_when == "any"), "a model that was ready counts"
+
+
+async def test_all_declared_models_count_until_the_set_was_ready() -> None:
+    models = Models()
+    models.declare({"a": (), "b": ()}, ())
+    first, second = model("a"), model("b", reason="no b")
+    models.add(first)
+    models.add(second)
+    models.declare({"a": (), "b": (), "c": ()}, ())
+    assert await said(models) == f"no b; model 'c' is not ready: {LOADING}"
+    models.declare({"a": (), "b": ()}, ())
+    ready(second)
+    assert await said(models) == "" and models.is_ready
+
+
+async def test_a_renamed_model_leaves_a_ready_service_ready() -> None:
+    models = Models([model("a")])
+    models.declare({"a": ()}, ())
+    models.declare({"b": ()}, ())
+    models.remove("a")
+    assert await said(models) == "" and models.is_ready
+    with pytest.raises(NotReady):
+        models.choose("b", context())
+    models.declare({}, ())
+    assert await said(models) == "the service has no models" and not models.is_ready
+    models.declare({"c": ()}, ())
+    assert await said(models) == f"model 'c' is not ready: {LOADING}" and not models.is_ready, "it was not ready before"
+
+
+async def test_a_model_that_a_client_loads_again_counts_once_it_is_ready() -> None:
+    models = Models([model("a"), model("b")])
+    models.declare({"a": (), "b": ()}, ())
+    models.remove("b", UNLOADED)
+    models.declare({"a": (), "b": ()}, ("b",))
+    assert await said(models) == "" and models.since == {}, "a client's wish is no failure"
+    models.declare({"a": (), "b": ()}, ())
+    assert await said(models) == "" and models.uncounted == models.since.keys() == {"b"}
+    models.remove("a", UNLOADED)
+    models.declare({"a": (), "b": ()}, ("a",))
+    assert await said(models) == "", "b is on its way"
+    models = Models([model("a")])
+    models.declare({"a": ()}, ())
+    models.remove("a", UNLOADED)
+    models.declare({"a": ()}, ("a",))
+    assert await said(models) == "the service has no models"
+    models.declare({"a": ()}, ())
+    assert await said(models) == f"model 'a' is not ready: {LOADING}", "there is nothing else"
+
+
+def test_a_moved_alias_stays_with_its_model_until_the_other_has_it() -> None:
+    a, b = model("a", aliases=("x",), adapters=("doll",)), model("b")
+    models = Models([a, b])
+    models.declare({"a": (), "b": ("x", "doll")}, ())
+    assert models.find("x") is a and not models.hands_over("b") and models.hands_over("a")
+    for _ in range(2):  # a may be replaced again
+        after = model("a")
+        models.add(after)
+        assert models.find("x") is after and "x" in models.names
+    with pytest.raises(NotReady, match=f"^model 'b' is not ready as 'doll': {LOADING}$"):
+        models.find("doll")  # another model would answer without the adapter
+    models.set_error("b", "no such adapter")
+    with pytest.raises(NotReady, match="as 'doll': no such adapter"):
+        models.find("doll")
+    moved = model("b", aliases=("x",), adapters=("doll",))
+    models.add(moved)
+    assert models.find("x") is moved and models.find("doll") is moved and not models.hands_over("a")
+    models.declare({"a": (), "b": ()}, ())
+    models.add(model("b"))
+    with pytest.raises(UnknownModel):
+        models.find("x")
+
+
+def test_a_removed_model_hands_its_name_over_to_the_model_that_has_it_as_an_alias() -> None:
+    models = Models([model("a")])
+    models.declare({"b": ("a",)}, ())
+    assert models.hands_over("a") and models.find("a").name == "a"
+    models.add(model("b", aliases=("a",)))
+    assert not models.hands_over("a") and models.find("a").name == "b"
+    models.remove("a")
+    assert models.find("a").name == "b" and models.names == ["b", "a"]
+
+
+def test_an_alias_that_nobody_has_any_more_is_unknown() -> None:
+    models = Models([model("a", aliases=("x",))])
+    models.declare({"a": (), "b": ("x",)}, ())
+    models.add(model("a"))
+    assert models.find("x").name == "a"
+    models.declare({"a": (), "b": ()}, ())
+    with pytest.raises(UnknownModel):
+        models.find("x")
+
+
+def test_the_replacement_of_a_worker_knows_the_models_that_do_not_count() -> None:
+    board = WorkerBoard(2)
+    board.claim()
+    models = Models([model("a")], board=board)
+    models.declare({"a": (), "b": ()}, ())
+    assert board.uncounted == ["b"] and board.unloaded == []
+    replacement = Models(board=board)
+    replacement.declare({"a": (), "b": ()}, ())
+    assert not replacement.is_ready
+    replacement.add(model("a"))
+    assert replacement.is_ready
+
+
+def test_since_is_the_first_moment_of_a_failure() -> None:
+    models = Models([model("a")])
+    models.declare({"a": ()}, ())
+    models.set_error("a", "one reason")
+    since = models.since["a"]
+    models.set_error("a", "another reason")
+    models.set_error("/models.yaml", "not YAML")
+    assert models.since == {"a": since} and abs(time.time() - since) < 60
+    models.set_error("a", "")
+    assert models.since == {}
+
+
+def test_a_name_moves_once_the_new_model_is_ready() -> None:
+    models = Models([model("a", aliases=("x",))])
+    models.declare({"x": (), "b": ("a",)}, ())
+    renamed, other = model("x", reason="no x"), model("b", aliases=("a",), reason="no b")
+    models.add(renamed)
+    models.add(other)
+    assert models.find("x").name == models.find("a").name == "a" and models.hands_over("a")
+    ready(renamed)
+    assert models.find("x") is renamed and models.find("a").name == "a" and models.hands_over("a")
+    ready(other)
+    assert models.find("a") is other and not models.hands_over("a")

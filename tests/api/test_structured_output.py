@@ -135,7 +135,6 @@ async def test_response_format() -> None:
     ("fields", "named"),
     [
         ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "response_format"),
-        ({"response_format": FORMAT, "tools": tools("f"), "tool_choice": "required"}, "tool_choice"),
         ({"structured_outputs": {"regex": "a"}, "tools": tools("f"), "tool_choice": "required"}, "tool_choice"),
         ({"structured_outputs": {"regex": "a"}, "tools": tools("f")}, "response_format"),
     ],
@@ -146,6 +145,57 @@ async def test_two_constraints_are_refused_with_both_names(fields: Any, named: s
         assert error["param"] in ("structured_outputs", "response_format") and named in error["message"]
         assert error["param"] != named or named == "response_format"
         assert not made.generator.asked
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("form", [FORMAT, {"type": "json_object"}, {"type": "text"}], ids=lambda form: form["type"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
+async def test_a_forced_call_needs_no_format_of_its_text(choice: Any, form: Any, stream: bool) -> None:
+    async with served_model() as made:
+        fields = {"tools": tools("f"), "tool_choice": choice, "stream": stream}
+        await chat(made, **fields)
+        alone = constraint(made)
+        await chat(made, **fields, response_format=form)
+        assert constraint(made) == alone
+        bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": []}}
+        assert (await chat(made, 400, **fields, response_format=bad))["error"]["param"].startswith("response_format")
+
+
+async def test_a_forced_call_of_the_responses_api_needs_no_format_of_its_text() -> None:
+    async with served_model() as made:
+        function = {"type": "function", "name": "f", "parameters": SCHEMA}
+        for choice in ("required", {"type": "function", "name": "f"}):
+            body = {"input": "x", "tools": [function], "tool_choice": choice}
+            await post(made, "/openai/v1/responses", body)
+            alone = constraint(made)
+            form = {"type": "json_schema", "name": "x", "schema": {"type": "array"}}
+            await post(made, "/openai/v1/responses", body | {"text": {"format": form}})
+            assert constraint(made) == alone
+
+
+GUIDED = {"json": SCHEMA, "regex": "a+", "choice": ["yes", "no"], "grammar": 'root ::= "a"'}
+
+
+@pytest.mark.parametrize("name", GUIDED)
+async def test_the_older_names_of_vllm_say_the_same(name: str) -> None:
+    value, older = GUIDED[name], {f"guided_{name}": GUIDED[name]}
+    async with served_model() as made:
+        for path, body in ((CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": "x"})):
+            await post(made, path, body | {"structured_outputs": {name: value}})
+            alone = constraint(made)
+            for fields in (older, {**older, "structured_outputs": {name: value}}):
+                await post(made, path, body | fields)
+                assert constraint(made) == alone
+            other = {"regex": "b"} if name != "regex" else {"regex": "b+"}
+            error = (await post(made, path, body | older | {"structured_outputs": other}, 400))["error"]
+            assert error["param"] == f"guided_{name}" and "another one in structured_outputs" in error["message"]
+        error = (await chat(made, 400, **older, response_format=FORMAT))["error"]
+        assert error["param"] == f"guided_{name}" and "another one in response_format" in error["message"]
+        for choice in ("auto", "required"):
+            error = (await chat(made, 400, **older, tools=tools("f"), tool_choice=choice))["error"]
+            assert error["param"] == f"guided_{name}"
+        error = (await post(made, COMPLETIONS, {"prompt": "x", f"guided_{name}": 3}, 400))["error"]
+        assert error["param"] == f"guided_{name}"
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ def test_entities_are_marked_by_code_points(playground: Open) -> None:
     page.run()
     people = [mark for mark in page.out("mark") if "PER" in mark]
     assert any(mark.startswith("Anna Smith") for mark in people), people
+    scores = page.out("tbody td:nth-child(3)")
+    assert scores and all(mark.endswith(score) for mark, score in zip(page.out("mark"), scores, strict=True))
     page.field("Aggregation strategy").select_option("none")
     page.run()
     assert any("B-PER" in mark for mark in page.out("mark"))
@@ -112,7 +114,7 @@ def test_entities_are_marked_by_code_points(playground: Open) -> None:
 def test_another_answer_is_marked(playground: Open) -> None:
     page = playground("question_answering").open()
     page.run()
-    assert page.out("mark") == ["Anna Smith1.00"]
+    assert page.out("mark") == ["Anna Smith99.5 %"]
     page.page.locator("#out .pick").nth(1).click()
     assert page.out("mark")[0].startswith("1984. Anna Smith")
 
@@ -140,9 +142,63 @@ def test_another_token_is_compared(playground: Open) -> None:
 def test_what_is_cut_off_is_shown(playground: Open) -> None:
     page = playground("sequence_classification").open()
     page.field("Text").fill("The hotel was wonderful. " * 40 + "The end.")
-    page.page.locator(".warning").wait_for()
-    assert "tokens cut off" in page.page.locator(".warning").inner_text()
+    page.page.locator("#tokens .warning").wait_for()
+    assert "tokens cut off" in page.page.locator("#tokens .warning").inner_text()
     assert page.page.locator(".tokens .cut").count() > 50
+
+
+LONG = "The hotel was wonderful. " * 80
+CUT = {
+    "fill_mask": ("Text", "The capital of france is [MASK]. " + LONG),
+    "sequence_classification": ("Text", LONG),
+    "zero_shot_classification": ("Text", LONG),
+    "rerank": ("Document 2", LONG),
+    "token_classification": ("Text", LONG),
+    "text_embedding": ("Text 2", LONG),
+    "feature_extraction": ("Text", LONG),
+}
+
+
+@pytest.mark.parametrize(("task", "label", "text"), [(task, *values) for task, values in CUT.items()], ids=CUT)
+def test_a_result_says_that_its_text_was_cut_off(playground: Open, task: str, label: str, text: str) -> None:
+    page = playground(task).open()
+    page.run()
+    assert page.page.locator("#cut").is_hidden()
+    page.field(label).fill(text)
+    page.run()
+    page.page.locator("#cut:not(:empty)").wait_for()
+    assert "cut off: " in page.page.locator("#cut").inner_text()
+    assert page.serious_findings() == []
+
+
+def test_a_context_that_is_read_in_windows_is_not_cut_off(playground: Open) -> None:
+    page = playground("question_answering").open()
+    page.field("Context").fill("It was in 1984. " * 100 + "Anna Smith works there.")
+    page.run()
+    page.page.wait_for_timeout(1000)
+    assert page.page.locator("#cut").is_hidden() and page.page.locator("#tokens .warning").count() == 0
+
+
+@pytest.mark.parametrize("task", [task for task in MODELS if task != "text_generation"])
+def test_on_a_phone_a_run_shows_its_result(playground: Open, task: str) -> None:
+    page = playground(task, view="phone").open()
+    page.run()
+    page.page.wait_for_timeout(300)
+    top, bottom = page.page.evaluate(
+        "(({top, bottom}) => [top, bottom])(document.getElementById('result').getBoundingClientRect())"
+    )
+    assert top >= -1 and (bottom <= 845 or top <= 1), (top, bottom)
+
+
+def test_only_a_rate_that_was_measured_is_told(playground: Open) -> None:
+    page = playground("text_generation").open()
+    page.page.get_by_text("Completion", exact=True).click()
+    page.field("Temperature").fill("0")
+    page.field("Prompt").fill("The capital of france is")
+    page.run()
+    figures = page.page.locator("#out .figures").inner_text()
+    assert "First token after" in figures and "/ s" not in figures, "it came in one packet"
+    assert "first token" not in page.page.locator("#times").inner_text()
 
 
 def test_an_error_is_shown_as_the_service_says_it(playground: Open) -> None:
@@ -174,7 +230,7 @@ def test_a_chat_goes_on(playground: Open) -> None:
         "The capital of italy is rome.",
     ]
     figures = page.page.locator("#out .figures").inner_text()
-    assert "Tokens per second" in figures and "First token after" in figures
+    assert "New tokens" in figures and "First token after" in figures
     page.page.locator("#out .token").first.click()
     assert page.out("h3")[0].startswith("Likeliest in the place of")
     assert len(page.out(".likeliest li")) == 5

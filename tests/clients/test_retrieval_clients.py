@@ -37,6 +37,10 @@ def test_vectors(serve: Serve, client: Run) -> None:
         assert found[name] == service.predict(TEXTS, {"input_type": "query", "precision": precision})
     chunks = service.predict([{"chunks": TEXTS}, {"chunks": TEXTS[:1]}], {"input_type": "document"})
     assert all(close(one, other) for one, other in zip(found["late"], chunks, strict=True))
+    assert service.model in found["models"]
+    for name, kind in (("cohere_long", "BadRequestError"), ("voyage_long", "InvalidRequestError")):
+        found_kind, message = found["errors"].pop(name)
+        assert found_kind == kind and "maximum context length is 128 tokens" in message
     for name, (kind, message) in found["errors"].items():
         assert kind != "none" and ("999" if name == "nim" else "a served model") in message, (name, kind, message)
 

@@ -21,11 +21,19 @@ def test_clients_list_and_choose_models(client: Run, serve: Serve, triton: Local
         serve.load(name)
     path = tmp_path / "models.json"
     path.write_text(json.dumps(entries))
-    flags = (f"--models={path}", f"--predictor_host={triton.http_address}", "--enable_model_control")
+    (keys := tmp_path / "control-keys").write_text("operator-key\n")
+    control = ("--enable_model_control", f"--model_control_keys_file={keys}")
+    flags = (f"--models={path}", f"--predictor_host={triton.http_address}", *control)
     texts = {"bert": "The capital of france is [MASK].", "sentiment": "The hotel was wonderful."}
     with Service(*flags) as service:
         service.wait_until("/v2/health/ready")
-        task = {"texts": texts, "unload": "sentiment", "embedder": "minibert_mean", "generator": "gpt2"}
+        task = {
+            "texts": texts,
+            "unload": "sentiment",
+            "key": "operator-key",
+            "embedder": "minibert_mean",
+            "generator": "gpt2",
+        }
         programs = ("http", "grpc", "openai", "kserve")
         found = {program: client("several_models", program, service=service, **task) for program in programs}
     for protocol in ("http", "grpc"):

@@ -50,7 +50,7 @@ def bias(service: Service) -> dict[str, int]:
 
 def test_instructor(service: Service, client: Run) -> None:
     found = client("instructor_models", service=service, message=MESSAGE, bias=bias(service))
-    assert found.keys() == {"TOOLS", "JSON", "JSON_SCHEMA"}
+    assert found.keys() == {"TOOLS", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS"}
     assert all(isinstance(visit, dict) for visit in found.values()), found
     assert isinstance(found.pop("JSON")["note"], str)
     for visit in found.values():
@@ -63,7 +63,8 @@ def test_langchain(service: Service, client: Run) -> None:
     for method in ("function_calling", "json_schema"):
         assert found[method]["kind"] in KINDS and set(found[method]["days"]) <= DAYS
     assert found["json_mode"] == {}
-    for name in ("any", "stream", "named"):
+    assert "context_length_exceeded" in found["long"]
+    for name in ("any", "stream", "named", "with_format"):
         calls = found[name]
         assert calls and all(call["name"] == "weather" and call["args"]["place"] in ("paris", "rome") for call in calls)
         assert all(isinstance(call["args"]["days"], int) for call in calls)
@@ -73,9 +74,17 @@ def test_the_openai_package(service: Service, client: Run) -> None:
     found = client("openai_parse", service=service, message=MESSAGE)
     name, arguments = found["tool"]
     assert name == "Visit"
-    for visit in (found["parsed"], found["streamed"], arguments):
+    assert (found["sent_back"], found["long"]) == ("assistant", "context_length_exceeded")
+    for visit in (found["parsed"], found["streamed"], found["tool_and_format"], arguments):
         assert visit["kind"] in KINDS and set(visit["days"]) <= DAYS
     assert {"content.delta", "content.done", "chunk"} <= set(found["events"])
+
+
+def test_an_agent_with_a_tool_and_a_type_of_its_output(service: Service, client: Run) -> None:
+    found = client("agents_structured", service=service, message=MESSAGE)
+    assert found.keys() == {"OpenAIChatCompletionsModel", "OpenAIResponsesModel"}
+    for outputs in found.values():
+        assert outputs and set(outputs) <= {"sunny in paris", "sunny in rome"}
 
 
 def test_objects_of_the_ai_sdk(service: Service, client: Run) -> None:

@@ -454,8 +454,15 @@ async def test_an_error_of_a_service_names_the_url() -> None:
 def test_a_service_that_does_not_answer_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", f"--url=http://{NOBODY}"]) == 1
     assert re.search(
-        r"error: --url: \S+ does not answer: .*\(see hf-transformer bench --help\)$", capsys.readouterr().err.strip()
+        r"error: --url: \S+ does not answer: .*; is the service running there\? \(see hf-transformer bench --help\)$",
+        capsys.readouterr().err.strip(),
     )
+
+
+def test_a_repository_without_the_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", f"--model_repository={tmp_path}", "--model_name=mine"]) != 0
+    error = capsys.readouterr().err
+    assert f"--model_repository={tmp_path}: expected" in error and "no mine/config.pbtxt" in error
 
 
 def test_the_table_has_rates_and_percentiles() -> None:

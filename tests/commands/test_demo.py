@@ -27,6 +27,7 @@ from hf_transformer.commands.demo import (
     next_free_port,
     own_entry,
     parse,
+    run,
 )
 from hf_transformer.commands.local_triton import (
     HOST,
@@ -197,11 +198,11 @@ def test_the_python_of_an_environment_comes_first() -> None:
 
 
 def test_an_unfit_environment_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"not a virtual environment.*pip install"):
+    with pytest.raises(LoadError, match=r"^--triton_environment: .*not a virtual environment.*pip install"):
         find_triton(tmp_path / "missing", {})
     made = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
-    with pytest.raises(LoadError, match=r"nvidia-pytriton is not installed in.*pip install"):
+    with pytest.raises(LoadError, match=r"^--triton_environment: nvidia-pytriton is not installed in.*pip install"):
         find_triton(made, {})
     # With numpy 2 Triton's Python models return empty tensors and status 200.
     packages = next((made / "lib").glob("python*/site-packages"))
@@ -211,8 +212,31 @@ def test_an_unfit_environment_is_refused_with_a_remedy(tmp_path: Path) -> None:
     ):
         (packages / folder).mkdir()
         (packages / folder / file).write_text(text)
-    with pytest.raises(LoadError, match=r"numpy 2\.4\.0.*numpy<2"):
+    with pytest.raises(LoadError, match=r"numpy 2\.4\.0.*/venv/bin/pip install 'numpy<2', or .* --triton_environment$"):
         find_triton(made, {})
+
+
+@pytest.mark.parametrize("is_here", [False, True], ids=["elsewhere", "in a checkout"])
+def test_without_a_triton_the_flag_and_its_value_are_named(
+    is_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if is_here:
+        (tmp_path / ".venv-triton" / "bin").mkdir(parents=True)
+        (tmp_path / ".venv-triton" / "bin" / "python").touch()
+    with pytest.raises(LoadError, match=r"found no tritonserver.*numpy below 2 by --triton_environment=PATH") as caught:
+        find_triton(None, {"PATH": str(tmp_path)})
+    assert ("such as .venv-triton, which is here" in str(caught.value)) is is_here
+
+
+def test_a_repository_without_the_demo_model_is_refused_before_triton_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([f"--model_repository={tmp_path}", "--task=rerank", "--once"], {}) == 1
+    output = capsys.readouterr()
+    assert "Starting" not in output.out
+    assert f"--model_repository={tmp_path}: expected Triton's model repository with cross" in output.err
+    assert "--model_dir=PATH" in output.err
 
 
 # The demo as a subprocess, as users run it.

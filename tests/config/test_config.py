@@ -13,9 +13,13 @@ from hf_transformer.config.options import IGNORED, Config, all_options, default_
 from tests.support.configuring import PATHS, config, error, example, least, notes, parse
 
 SIMPLE = [option for option in options_of(Config) if option.name not in ("predictor_host", "predictor_port")]
-PARTNER = {"ssl_certfile": "--ssl_keyfile", "ssl_keyfile": "--ssl_certfile"}
+PARTNER = {
+    "ssl_certfile": "--ssl_keyfile",
+    "ssl_keyfile": "--ssl_certfile",
+    "enable_model_control": "--model_control_keys_file",
+}
 BAD = {
-    "model_name": "a/b",
+    "model_name": "a/infer",
     "model_dir": "s3://bucket/model",
     "host": "http://localhost",
     "access_log_format": "%(nonsense)s",
@@ -92,7 +96,7 @@ def test_only_a_boolean_flag_may_be_bare(option: Option) -> None:
         return
 
     def value(*argv: str) -> object:
-        return getattr(config(*argv), option.name)
+        return getattr(config(*argv, *partner(option)), option.name)
 
     assert value(option.flag) is value(option.flag, "--workers=1") is True
     for word, expected in (("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("off", False)):
@@ -168,3 +172,35 @@ def test_every_flag_and_variable_is_declared_once() -> None:
         # Kubernetes may set bare names with these endings for its services.
         bare = {name for name in further if name.endswith(("_PORT", "_HOST"))}
         assert bare <= {"PREDICTOR_HOST", "PREDICTOR_PORT"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["BAAI/bge-small-en-v1.5", "accounts/x/models/llama-v3", "llama3:8b", "a.b/..c", "ready", "infer/a", "a/inference"],
+)
+def test_names_of_hubs_are_names_and_aliases(name: str) -> None:
+    parsed = config(f"--model_name={name}", "--predictor_model=m", f"--aliases=x,{name}2", f"--adapters={name}3")
+    assert (parsed.model_name, parsed.aliases, parsed.adapters) == (name, ("x", f"{name}2"), (f"{name}3",))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("/a", "a/", "a//b", "..", ".", "../a", "a/../b", "a/.", "a b", "a?b", "a#b", "a%2Fb"),
+        *("a/infer", "a/versions/1", "a/b/ready", "a/info", "a/load", "a/stats/b", "x:predict", "a/x:tokenize"),
+    ],
+)
+def test_names_whose_paths_are_other_routes_are_refused(name: str) -> None:
+    assert (
+        f"--model_name: expected a name without spaces, ? # % and ends of routes such as /infer, :predict, got {name!r}"
+        in error(f"--model_name={name}", "--predictor_model=m")
+    )
+    for flag in () if " " in name else ("--aliases", "--adapters"):
+        assert f"{flag}: expected different names without ? # % and ends of routes" in error(f"{flag}={name},")
+
+
+def test_a_name_with_a_slash_needs_the_name_at_the_predictor() -> None:
+    message = "--model_name: expected a name without /, or --predictor_model with its name in Triton, got 'a/b'"
+    assert error("--model_name=a/b") == message
+    assert "--predictor_model: expected a name without spaces and / ? # %" in error("--predictor_model=a/b")
+    assert config("--model_name=a/b", "--predictor_protocol=none").model_name == "a/b"

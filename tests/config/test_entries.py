@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from hf_transformer.errors import ConfigError
 from tests.support.configuring import HOST, config, error, notes, parse
 
 TOKEN = "hf_secret"
-NAMES = "different names without / ? # %, separated by commas"
+NAME = "a name without spaces, ? # % and ends of routes such as /infer, :predict"
+NAMES = "different names without ? # % and ends of routes such as /infer, :predict, separated by commas"
 SHAPE = "FILE: expected a list of models, or only the key models with one, got "
 
 
@@ -81,6 +83,22 @@ def test_a_file_is_a_list_or_the_key_models_with_one(tmp_path: Path, text: str) 
 @pytest.mark.parametrize("text", ["[]", "models: []", '\ufeff{"models": []}'])
 def test_a_list_may_be_empty(tmp_path: Path, text: str) -> None:
     assert read_text(tmp_path, text) == ([], [])
+
+
+MERGING = "- &a0 {model_name: a, task: rerank}\n"
+BOMBS = {
+    "exponential": MERGING
+    + "".join(f"- &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}], model_name: m{n}}}\n" for n in range(1, 9)),
+    "chain": MERGING + "".join(f"- &a{n} {{<<: *a{n - 1}, model_name: m{n}}}\n" for n in range(1, 1000)),
+    "aliases": MERGING + "- *a0\n" * 60_000,
+    "itself": "- &a {<<: *a, model_name: a}\n",
+    "each-other": "- &a {model_name: a, <<: &b {<<: *a}}\n",
+}
+
+
+@pytest.mark.parametrize("name", [*BOMBS])
+def test_mappings_that_multiply_are_refused(tmp_path: Path, name: str) -> None:
+    assert re.search("expected (at most 100000 settings|a mapping that does not merge)", refusal(tmp_path, BOMBS[name]))
 
 
 @pytest.mark.parametrize("ascii", [True, False])
@@ -192,7 +210,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str | bytes, me
         ("aliases: [x, null]", f"aliases: expected {NAMES}, got null"),
         ("aliases: [x, 'y z']", f"aliases: expected {NAMES}, got 'x,y z'"),
         ("aliases: [x, x]", f"aliases: expected {NAMES}, got 'x,x'"),
-        ("aliases: [x/y]", f"aliases: expected {NAMES}, got 'x/y'"),
+        ("aliases: [x/ready]", f"aliases: expected {NAMES}, got 'x/ready'"),
         ("max_model_len: many", "max_model_len: expected an integer of 1 or more, got 'many'"),
         ("max-length: 0", "max-length: expected an integer of 1 or more, got '0'"),
         ("do_sample: 2", "do_sample: expected true or false (or 1/0, yes/no, on/off), got '2'"),
@@ -228,7 +246,7 @@ def test_numbers_may_be_names_and_yaml_s_words_booleans(tmp_path: Path) -> None:
 
 
 def test_a_wrong_name_is_named_once(tmp_path: Path) -> None:
-    expected = "model_name: expected a name without spaces and / ? # %"
+    expected = f"model_name: expected {NAME}"
     assert refusal(tmp_path, "- model_name: a b") == f"FILE: models[0] (a b): {expected}, got 'a b'"
     assert refusal(tmp_path, "- model_name: null") == f"FILE: models[0]: {expected}, got null"
     assert refusal(tmp_path, '- model_name: "a\\nb"') == f"FILE: models[0]: {expected}, got 'a\\nb'"
@@ -306,7 +324,7 @@ def test_every_folder_of_a_repository_with_a_tokenizer_is_a_model(tmp_path: Path
         for name in ("a", "b", "old")
     ]
     reasons = {
-        "a b": "expected a name without spaces and / ? # %",
+        "a b": f"expected {NAME}",
         "broken": f"{tmp_path}/broken/tokenizer_config.json is not valid JSON: unexpected end of data: line 1 column 2 "
         "(char 1)",
         "plain": "no config.json",
@@ -361,8 +379,8 @@ def test_options_of_a_model_and_of_the_service() -> None:
         *("Model and tokenizer", "Answers", "Text generation", "Predictor")
     ]
     several = [option.name for option in options_of(Config) if option.group == "Several models"]
-    assert several == ["models", "model_repository", "ready_when", "enable_model_control"]
-    parsed, logged = parse("--ready_when=ANY", "--enable_model_control")
+    assert several == ["models", "model_repository", "ready_when", "enable_model_control", "model_control_keys_file"]
+    parsed, logged = parse("--ready_when=ANY", "--enable_model_control", "--model_control_keys_file=keys")
     assert (parsed.ready_when, parsed.enable_model_control, logged) == ("any", True, [])
     assert notes("--predictor_model=x") == []
 

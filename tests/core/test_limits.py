@@ -100,11 +100,11 @@ def test_garbage_is_collected_by_the_bytes_of_finished_requests() -> None:
 
 def test_texts_may_be_as_many_and_as_long_as_the_limits() -> None:
     limits = Limits(max_instances=2, max_text_length=4, max_total_length=7, max_sequences=9, max_answer_values=9)
-    assert limits.check_texts(["abcd", "abc"], "prompt") == 7
+    assert limits.check_texts(["abcd", "abc"], "prompt", 9) == 7
     for texts, says in (
         (["a"] * 3, "prompt: expected at most 2 in a request"),
         (["a", "abcde"], r"prompt\[1\]: expected at most 4 characters"),
         (["abcd"] * 2, "prompt: expected at most 7 characters in all texts"),
     ):
         with pytest.raises(TooLarge, match=says):
-            limits.check_texts(texts, "prompt")
+            limits.check_texts(texts, "prompt", 9)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hf_transformer.generation.children import ChildPool
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.scripted import PipelineHarness
 from tests.generation.tokenizers import ALL, load
@@ -26,6 +28,12 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def executor() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as made:
         yield made
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    async with ChildPool() as children:
+        yield Sandbox(children)
 
 
 @pytest.fixture

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
+import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.generation import sandbox
+from hf_transformer.generation import template_budget
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from tests.generation.chat_templates import CHATS, ONLY_PARTS, TEMPLATES, WEATHER
 
@@ -119,11 +123,13 @@ def test_hostile_templates_reach_no_python_objects_and_no_files(name: str) -> No
         "{% set r = range(100000) %}{% for i in r %}{% for j in r %}{% for k in r %}{% endfor %}{% endfor %}"
         "{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }}",
+        "{% set r = range(100000) %}{% for i in r %}{% for j in r if j < 0 %}{% endfor %}{% endfor %}",
+        "{% for i in range(100000) %}{{ range(100000) | select('in', [1, 2]) | list | length }}{% endfor %}",
     ],
-    ids=["loops", "macros"],
+    ids=["loops", "macros", "conditions", "tests"],
 )
 def test_an_endless_template_exceeds_the_time_limit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.05)
     with pytest.raises(TooLarge, match=r"got more than 0\.05 s"):
         of(text).render([USER])
 
@@ -197,18 +203,155 @@ TOO_MUCH = {
     "striptags": "{{ ('<' * 1000000) | striptags }}",
     "title": "{{ ('a' * 1000000) | title }}",
     "lipsum": "{{ lipsum(1000000) }}",
+    "round": "{{ 1 | round(-100000000) }}",
+    "round-floor": "{{ 1 | round(100000000, 'floor') }}",
+    "round-map": "{{ [1] | map('round', -100000000) | list }}",
+    "round-by-argument": "{{ 1 | round(places) }}",
+    "constant-filter": "{% if 1 | round(-100000000) %}{% endif %}",
+    "constant-power": "{% set x = (3 ** 100000000) // 7 %}",
+    "division": "{{ ('f' * 200000) | int(base=16) // ('e' * 100000) | int(base=16) }}",
+    "divisible": "{{ (('f' * 200000) | int(base=16)) is divisibleby(('e' * 100000) | int(base=16)) }}",
+    **{
+        f"shared-{name}": doubled("{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}", then, "(1,)")
+        for name, then in {
+            "chain": "{{ ns.x == ns.y == 1 }}",
+            "chain-middle": "{{ 1 != ns.x == ns.y }}",
+            "not-in": "{{ ns.x not in [ns.y] }}",
+            "difference": "{{ {1: 1}.keys() - [ns.x] }}",
+            "disjoint": "{{ {1: 1}.keys().isdisjoint([ns.x]) }}",
+            "count": "{{ [ns.y].count(ns.x) }}",
+            "message": "{{ raise_exception(message=ns.x) }}",
+            "fromkeys": "{{ dict.fromkeys([ns.x]) }}",
+            "select": "{{ [ns.y] | select('in', [ns.x]) | list }}",
+            "get": "{{ {}.get(ns.x) }}",
+        }.items()
+    },
+    "strip": "{{ ('a' * 4000000).strip('b' * 3999999 ~ 'a') }}",
+    "trim": "{{ ('a' * 4000000) | trim('b' * 3999999 ~ 'a') }}",
+    "encode": "{{ ('x' * 100).encode('punycode') }}",
+    "urlencode": "{{ ('é' * 4000000) | urlencode }}",
+    "attribute": "{{ (['a'] * 100000) | map(attribute='0.' * 90000 ~ '0') | list | length }}",
+    "attribute-default": "{{ (['a'] * 100000) | map(attribute='x.' * 90000, default='') | list | length }}",
+    "date": "{{ strftime_now('%10000Y' * 50000) }}",
+    "characters": "{{ ('\U0001f600' * 4000000) | list | length }}",
+    "list-of-bytes": "{% set x = [0] * 4000000 %}",
+    **{
+        f"kept-{name}": "{% set x = 'é' * 3999000 %}{% set ns = namespace(kept=[]) %}"
+        f"{{% for i in range(100000) %}}{{% set ns.kept = [ns.kept, {value}] %}}{{% endfor %}}"
+        for name, value in {
+            "plus": "x + 'y'",
+            "tilde": "x ~ i",
+            "slice": "x[1:]",
+            "filter": "x | safe | replace('y', 'z')",
+            "method": "x.swapcase()",
+            "times": "'x' * 3000000",
+            "numbers": "range(100000) | list",
+            "keys": "dict.fromkeys(range(100000))",
+            "parts": "x.splitlines()",
+            "json": "[x] | tojson",
+        }.items()
+    },
+    "kept-block": "{% set x = 'x' * 2000000 %}{% set ns = namespace(kept=[]) %}{% for i in range(100000) %}"
+    "{% set b %}{{ x }}{{ x }}{% endset %}{% set ns.kept = [ns.kept, b] %}{% endfor %}",
+    "kept-arguments": "{% macro f(x, n) %}{% if n %}{{ f(x ~ n, n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f('x' * 3900000, 150) }}",
+    "kept-literals": "{% set ns = namespace(kept=[]) %}{% for i in range(100000) %}"
+    "{% set ns.kept = [ns.kept, [" + "[]," * 2000 + "]] %}{% endfor %}",
 }
 """Templates by their means of building a large value."""
 
 
 @pytest.mark.parametrize("name", [*TOO_MUCH])
 def test_a_template_with_too_large_values_is_refused(name: str) -> None:
+    began, before = time.perf_counter(), peak_bytes()
     with pytest.raises((TooLarge, InvalidInput)):
-        of(TOO_MUCH[name]).render([USER])
+        of(TOO_MUCH[name]).render([USER], places=-100_000_000)
+    assert time.perf_counter() - began < template_budget.MAX_SECONDS + 5
+    assert peak_bytes() - before < template_budget.MAX_BYTES + 2**27
 
 
-def test_the_deadline_is_no_variable_of_a_chat() -> None:
-    more: dict[str, Any] = {sandbox.DEADLINE: 0}
+def peak_bytes() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ " + "[" * 3000 + "]" * 3000 + " }}",
+        "{% for a in [1] %}" * 25 + "{% endfor %}" * 25,
+        "{% if 1 %}" * 300 + "{% endif %}" * 300,
+        "{{ " + "not " * 5000 + "1 }}",
+        "{{ 1" + " | abs" * 5000 + " }}",
+        "{{ " + "9" * 5000 + " }}",
+        "{{ 0x" + "f" * 60_000 + " }}",
+        "{{ messages }}" + " " * 200_000,
+        "{{ x }}" * 14_000,
+    ],
+    ids=[
+        "parentheses",
+        "lists",
+        "loops",
+        "conditions",
+        "not",
+        "filters",
+        "digits",
+        "hexadecimal",
+        "length",
+        "expressions",
+    ],
+)
+def test_a_template_that_can_not_be_compiled_is_a_load_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(LoadError, match=r"template.jinja: (the|expected a) chat template"):
+        load_chat_template(".", str(write(tmp_path, template_jinja=text) / "template.jinja"))
+
+
+def test_a_template_that_recurses_without_end_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="RecursionError"):
+        of("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").render([USER])
+
+
+ENDLESS = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+
+
+async def longest_pause(work: Awaitable[object]) -> float:
+    """The longest time in which the event loop does nothing else while ``work`` runs."""
+    task, longest = asyncio.ensure_future(work), 0.0
+    while not task.done():
+        began = time.perf_counter()
+        await asyncio.sleep(0.001)
+        longest = max(longest, time.perf_counter() - began)
+    with pytest.raises(TooLarge):
+        task.result()
+    return longest
+
+
+async def test_an_endless_template_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 1.0)
+    assert await longest_pause(of(ENDLESS).render_off_loop(100, [USER])) < 0.3
+
+
+async def test_cancellation_ends_a_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template's thread is free for the next chat at once."""
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 60.0)
+    template = of("{% if endless %}" + ENDLESS + "{% endif %}done")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await template.render_off_loop(100, [USER], endless=True)
+    async with asyncio.timeout(5.0):
+        assert await template.render_off_loop(10**9, [USER], endless=False) == "done"
+
+
+@pytest.mark.parametrize("size", [100, 10**6], ids=["inline", "thread"])
+async def test_a_prompt_is_the_same_on_the_loop_and_in_a_thread(size: int) -> None:
+    template, chat = of(TEMPLATES["qwen"]), CHATS["turns"]["messages"]
+    assert await template.render_off_loop(size, chat) == template.render(chat)
+    with pytest.raises(InvalidInput):
+        await of("{{ raise_exception('no') }}").render_off_loop(size, chat)
+
+
+def test_the_budget_is_no_variable_of_a_chat() -> None:
+    more: dict[str, Any] = {template_budget.BUDGET: 0}
     assert of("{{ messages|length }}").render([USER], **more) == "1"
 
 

@@ -12,16 +12,20 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, TooManyRequests
+from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint, call_text, read_structured_outputs
 from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.grammar_memory import CompiledGrammar, GrammarMemory
+from hf_transformer.generation.grammars import LEXER_STATES, MAX_LEXER_STATES, STATE_BYTES
 from hf_transformer.generation.logits import LogitsGenerator
-from hf_transformer.generation.masks import GrammarCompiler
+from hf_transformer.generation.masks import ROW_BYTES_PER_SECOND, GrammarCompiler, Sandbox
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Outputs
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tensors import Array, ModelSpec, Tensor, TensorSpec
+from tests.generation.hostile_constraints import COMPILED
 from tests.generation.scripted_models import settings, steps
 from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
 
@@ -60,8 +64,10 @@ class RandomLogits(ScriptedPredictor):
 class Constrained:
     """A generator with the vocabulary of a tokenizer, and random logits."""
 
-    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor, *, seed: int = 0, **options: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox, *, seed: int = 0, **options: Any
+    ) -> None:
+        self.tokenizer, self.sandbox = tokenizer, sandbox
         size = tokenizer.vocab_size
         self.eos = tokenizer.token_to_id("<|endoftext|>") or 0
         ids = TensorSpec("input_ids", "INT64", (-1,))
@@ -71,7 +77,7 @@ class Constrained:
         self.predictor = RandomLogits(size, seed, options.pop("logits", None))
         self.generator = LogitsGenerator(
             spec, self.predictor, tokenizer, made, executor=executor, metrics=Metrics().of("m"),
-            grammars=GrammarCompiler(Vocabulary(tokenizer)),
+            grammars=GrammarCompiler(Vocabulary(tokenizer), sandbox),
         )  # fmt: skip
 
     async def steps(self, constraint: Constraint, **sampling: Any) -> list[Step]:
@@ -92,8 +98,8 @@ def schema_of(value: Any) -> Constraint:
 
 
 @pytest.fixture
-def constrained(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Callable[..., Constrained]:
-    return lambda **options: Constrained(gpt2, executor, **options)
+def constrained(gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox) -> Callable[..., Constrained]:
+    return lambda **options: Constrained(gpt2, executor, sandbox, **options)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -156,10 +162,13 @@ async def test_a_stop_token_ends_a_text_that_may_end(constrained: Callable[..., 
     assert finish == "stop" and len(text) >= 3 and "z" not in text
 
 
-async def test_a_model_without_an_end_token_ends_a_complete_text(gpt2: Tokenizer) -> None:
-    compiler = GrammarCompiler(Vocabulary(gpt2))
+async def test_a_model_without_an_end_token_ends_a_complete_text(
+    gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox
+) -> None:
+    compiler, regex = GrammarCompiler(Vocabulary(gpt2), sandbox), Constraint.of("regex", "ab?")
+    await compiler.prepare(regex, "", executor)
     last = gpt2.vocab_size - 1
-    mask = compiler.mask(Constraint.of("regex", "ab?"), "", frozenset(), 0)
+    mask = compiler.mask(regex, "", frozenset(), 0)
     for letter in "ab":
         allowed = np.flatnonzero(mask.apply(np.zeros(gpt2.vocab_size, np.float32)) > -np.inf)
         assert last not in allowed and not mask.is_over
@@ -252,11 +261,84 @@ async def test_free_text_with_a_call(constrained: Callable[..., Constrained]) ->
     assert re.search(r'"n":\s*[12]', text), text
 
 
-async def test_compiled_constraints_are_cached(gpt2: Tokenizer) -> None:
-    compiler = GrammarCompiler(Vocabulary(gpt2))
-    first = Constraint.of("regex", "[a-z]")
-    assert compiler.compile(first) is compiler.compile(Constraint.of("regex", "[a-z]"))
-    kept = compiler.compile(first)
-    for number in range(70):
-        compiler.compile(Constraint.of("regex", f"[a-z]{{{number + 1}}}"))
-    assert compiler.compile(first) is not kept
+async def test_compiled_constraints_are_cached(gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox) -> None:
+    compiler = GrammarCompiler(Vocabulary(gpt2), sandbox)
+
+    async def compiled(number: int) -> CompiledGrammar:
+        return await compiler.prepare(Constraint.of("regex", f"[a-z]{{{number}}}"), "", executor)
+
+    kept = await compiled(1)
+    assert await compiled(1) is kept
+    for number in range(2, 72):
+        await compiled(number)
+    assert await compiled(1) is kept, "it is in use"
+    used, kept = sandbox.memory.used, await compiled(71)
+    del kept
+    await compiled(1)
+    assert sandbox.memory.used <= used
+
+
+async def test_a_text_that_needs_more_states_goes_on_with_them(constrained: Callable[..., Constrained]) -> None:
+    made = constrained()
+    found = await made.steps(Constraint.of("regex", "[a-z]{3000}"), max_tokens=990)
+    text = made.text(found)
+    assert found[-1].finish in ("stop", "length") and re.fullmatch("[a-z]+", text)
+    assert len(text) > LEXER_STATES, "too short to need them"
+    assert made.sandbox.memory.used > MAX_LEXER_STATES * STATE_BYTES
+
+
+async def test_compiled_constraints_take_bounded_memory(
+    gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox
+) -> None:
+    memory = GrammarMemory(12 << 20)
+    compiler = GrammarCompiler(Vocabulary(gpt2), Sandbox(sandbox.children, memory))
+
+    async def compiled(number: int) -> CompiledGrammar:
+        schema = {"type": "integer", "multipleOf": 5003, "description": str(number)}
+        return await compiler.prepare(Constraint.of("json_schema", schema), "p", executor)
+
+    for number in range(8):
+        await compiled(number)
+        assert 0 < memory.used <= memory.max_bytes
+    in_use = [await compiled(0), await compiled(1)]
+    with pytest.raises(TooManyRequests, match="--max_constraint_bytes"):
+        in_use += [await compiled(number) for number in range(2, 8)]
+    in_use.clear()
+    assert await compiled(9)
+    memory.max_bytes = 1 << 20
+    with pytest.raises(TooLarge, match=r"p: expected a constraint .*--max_constraint_bytes"):
+        await compiled(10)
+
+
+async def test_a_text_gives_its_memory_back(gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox) -> None:
+    compiler, regex = GrammarCompiler(Vocabulary(gpt2), sandbox), Constraint.of("regex", "[a-z]*")
+    await compiler.prepare(regex, "", executor)
+    used, mask = sandbox.memory.used, compiler.mask(regex, "", frozenset(), 0)
+    mask._row_seconds = 0.1
+    mask.add(gpt2.encode(["a"])[0].ids[0])
+    assert sandbox.memory.used > used + ROW_BYTES_PER_SECOND * 0.09
+    mask.close()
+    assert sandbox.memory.used == used
+
+
+@pytest.mark.parametrize("name", COMPILED)
+async def test_hostile_constraints_are_answered_or_refused_with_a_sentence(
+    gpt2: Tokenizer, executor: ThreadPoolExecutor, name: str
+) -> None:
+    async with ChildPool(1, seconds=0.5) as children:
+        made = Constrained(gpt2, executor, Sandbox(children))
+        try:
+            await made.steps(Constraint.of(*COMPILED[name]), max_tokens=40, names={"constraint": "response_format"})
+        except (InvalidInput, TooLarge) as error:
+            assert error.path == "parameters.response_format"
+            assert "non-verbose" not in str(error) and "NoExtension" not in str(error)
+        assert made.sandbox.memory.used < 40 << 20
+
+
+async def test_a_constraint_that_no_text_meets_is_refused_before_the_first_token(
+    constrained: Callable[..., Constrained],
+) -> None:
+    made = constrained()
+    with pytest.raises(InvalidInput, match="a constraint that some text can meet; no text can go on here and meet it"):
+        await made.steps(Constraint.of("json_schema", {"$ref": "#"}))
+    assert not made.predictor.calls

@@ -12,6 +12,7 @@ import pytest
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.constraint import read_structured_outputs
+from hf_transformer.generation.masks import Sandbox
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.schemas import HOSTILE, ordinary
 from tests.generation.test_masks import Constrained
@@ -22,8 +23,10 @@ MOST_SECONDS = 60.0
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-async def test_texts_of_200_schemas_validate(gpt2: Tokenizer, executor: ThreadPoolExecutor, part: int) -> None:
-    made, finished = Constrained(gpt2, executor, seed=part), 0
+async def test_texts_of_200_schemas_validate(
+    gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox, part: int
+) -> None:
+    made, finished = Constrained(gpt2, executor, sandbox, seed=part), 0
     for number, schema in list(enumerate(ordinary(COUNT)))[part::PARTS]:
         constraint = read_structured_outputs({"json": schema}, "structured_outputs", 65_536)
         text, finish = await made.said(constraint, seed=number, max_tokens=990)
@@ -45,10 +48,10 @@ async def refusal(made: Constrained, schema: Any) -> str:
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_schemas_are_refused_or_answered_in_bounded_time(
-    gpt2: Tokenizer, executor: ThreadPoolExecutor, name: str
+    gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox, name: str
 ) -> None:
     async with asyncio.timeout(MOST_SECONDS):
-        error = await refusal(Constrained(gpt2, executor), HOSTILE[name])
+        error = await refusal(Constrained(gpt2, executor, sandbox), HOSTILE[name])
     assert not error or error.startswith(("parameters.constraint: expected", "structured_outputs.json: expected"))
     assert len(error) < 700
 

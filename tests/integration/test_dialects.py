@@ -81,8 +81,9 @@ def test_cohere_truncates_the_end_by_default_or_the_start(serve: Serve) -> None:
     ):
         found = answer(service, "/v2/embed", body | fields)["embeddings"]["float"]
         assert close(found, service.predict([LONG + "dinner"], meant)), fields
-    error = answer(service, "/v2/embed", body | {"truncate": "NONE"}, 413)
+    error = answer(service, "/v2/embed", body | {"truncate": "NONE"}, 400)
     assert list(error) == ["message"] and error["message"].startswith("texts[0]: expected at most 128 tokens")
+    assert "This model's maximum context length is 128 tokens." in error["message"]
 
 
 def test_cohere_s_inputs_are_parts_of_text(serve: Serve) -> None:
@@ -362,7 +363,8 @@ SCORE_WRONG: list[tuple[dict[str, Any], str, str]] = [
 def test_score_names_its_fields_in_errors(serve: Serve) -> None:
     service = serve("cross")
     for body, param, says in SCORE_WRONG:
-        error = answer(service, "/score", body, 413 if "truncate" in body else 400)["error"]
+        error = answer(service, "/score", body, 400)["error"]
+        assert error["code"] == ("context_length_exceeded" if "truncate" in body else None)
         assert (error["param"] or "body") == param and says in error["message"], error
 
 
@@ -474,7 +476,7 @@ def test_generative_scoring_is_the_probability_of_the_next_token(serve: Serve) -
     assert close([one["score"] for one in same["data"]], [one["score"] for one in among["data"]])
     twice = answer(service, "/generative_scoring", body | {"label_token_ids": [7, *labels, 3]})
     assert close([one["score"] for one in twice["data"]], [one["score"] for one in among["data"]])
-    long = answer(service, "/generative_scoring", body | {"items": [[1, 2], "a" * 1_000_001]}, 413)["error"]
+    long = answer(service, "/generative_scoring", body | {"items": [[1, 2], "a" * 1_000_001]}, 400)["error"]
     assert long["param"] == "items[1]" and "--max_text_length" in long["message"]
     turned = answer(service, "/generative_scoring", {**body, "query": ids[0], "items": [start], "item_first": True})
     assert close(turned["data"][0]["score"], among["data"][0]["score"])
@@ -518,7 +520,7 @@ def test_nim_s_ranking(serve: Serve) -> None:
         ({"query": QUERY}, 400, "query: expected"),
         ({"passages": [{"text": "a"}, {"image": "b"}]}, 400, "passages[1]: expected"),
         ({"passages": []}, 400, "passages: expected a list of"),
-        ({"passages": [{"text": "a"}, {"text": LONG}], "truncate": "NONE"}, 413, "passages[1].text: expected at most"),
+        ({"passages": [{"text": "a"}, {"text": LONG}], "truncate": "NONE"}, 400, "passages[1].text: expected at most"),
     ):
         error = answer(service, "/v1/ranking", body | fields, status)
         assert error["object"] == "error" and error["detail"].startswith(says), error

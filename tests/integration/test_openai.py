@@ -134,14 +134,14 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"input": None}, 400, "input", "got nothing"),
     ({"input": ["a", 3]}, 400, "input[1]", "got a number"),
     ({"input": [[3], [3, 10**6]]}, 400, "input[1]", "got 1000000 at index 1"),
-    ({"input": [3] * 129}, 413, "input", "expected at most 128 token ids, the model's length, got 129"),
+    ({"input": [3] * 129}, 400, "input", "expected at most 128 token ids, the model's length, got 129"),
     ({"input": [3], "prompt": "x"}, 400, "prompt", "expected no value for token ids"),
     ({"input": ["a"] * 2049}, 413, "input", "--max_instances"),
-    ({"input": "a" * 1_000_001}, 413, "input", "--max_text_length"),
-    ({"input": LONG, "truncation": False}, 413, "input", "expected at most 128 tokens"),
-    ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "must not be truncated"),
+    ({"input": "a" * 1_000_001}, 400, "input", "--max_text_length"),
+    ({"input": LONG, "truncation": False}, 400, "input", "expected at most 128 tokens"),
+    ({"input": ["a", LONG], "truncation": False}, 400, "input[1]", "must not be truncated"),
     *[
-        ({"input": ["a", LONG], "truncate": value}, 413, "input[1]", "must not be truncated")
+        ({"input": ["a", LONG], "truncate": value}, 400, "input[1]", "must not be truncated")
         for value in ("NONE", False)
     ],
     ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "START", "NONE" or false, got 'end'"""),
@@ -176,10 +176,10 @@ WRONG: list[tuple[Any, int, str, str]] = [
 WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a", {"txt": "b"}]}, 400, "documents[1]", "the keys txt"),
     ({"documents": ["a"] * 2049}, 413, "documents", "at most 2048"),
-    ({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length"),
-    ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "must not be truncated"),
+    ({"documents": ["a" * 1_000_001]}, 400, "documents[0]", "--max_text_length"),
+    ({"documents": ["a", LONG], "truncation": False}, 400, "documents[1]", "must not be truncated"),
     *[
-        ({"documents": ["a", LONG], "truncate": value}, 413, "documents[1]", "must not be truncated")
+        ({"documents": ["a", LONG], "truncate": value}, 400, "documents[1]", "must not be truncated")
         for value in ("NONE", False)
     ],
     ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "START", "NONE" or false, got 'end'"""),
@@ -198,7 +198,9 @@ def test_wrong_fields_are_named_as_param(serve: Serve) -> None:
     ):
         for fields, status, param, says in wrong:
             found = error(service.client.post(f"/openai/v1/{endpoint}", json=body | fields), status)
-            assert (found["param"], found["code"]) == (param, None)
+            code = "context_length_exceeded" if "Please reduce the length of the" in found["message"] else None
+            assert (found["param"], found["code"]) == (param, code)
+            assert (code is None) == ("This model's maximum context length is 128 tokens." not in found["message"])
             assert found["message"].startswith(f"{param}: ") and says in found["message"]
 
 
@@ -265,7 +267,13 @@ def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
     assert answer.keys() == {"id", "model", "usage", "results"}
     assert ask(service, "rerank", RERANK | {"top_k": 1})["results"] == everything[:1]
     shared = ask(service, "rerank", RERANK, "")
-    assert (shared["results"], shared["object"], "data" in shared) == (everything, "list", False)
+    assert (shared["results"], shared["object"], shared["data"]) == (everything, "list", short)
+    infinity = service.client.post("/infinity/rerank", json=RERANK).json()
+    assert (infinity["results"], infinity["object"]) == (short, "rerank") and "data" not in infinity
+    texts = [{**one, "document": everything[index]["document"]["text"]} for index, one in enumerate(short)]
+    body = RERANK | {"return_documents": True}
+    assert service.client.post("/infinity/rerank", json=body).json()["results"] == texts
+    assert ask(service, "rerank", body, "")["data"] == texts
     assert shared["meta"]["tokens"] == {"input_tokens": count}
     titled = [{"title": one, "year": "1"} for one in DOCUMENTS]
     ranked = ask(service, "rerank", RERANK | {"documents": titled, "rank_fields": ["title"]})["results"]

@@ -238,7 +238,7 @@ def test_routes_of_the_server_list_models_and_extensions(serve: Serve) -> None:
     for path, answer in (
         ("/", {"status": "alive"}),
         ("/v1/models", {"models": ["bert"]}),
-        ("/v1/models/bert", {"name": "bert", "ready": True}),
+        ("/v2/models/bert/ready", {"name": "bert", "ready": True}),
         ("/v2/health/live", {"live": True}),
         ("/v2/health/ready", {"ready": True}),
         ("/v2/models", {"models": ["bert"]}),
@@ -450,7 +450,9 @@ def test_statistics_count_answers_and_failures_alike_over_http_and_grpc(serve: S
     parts = ("queue", "compute_input", "compute_infer", "compute_output")
     for name in ("success", *parts):
         assert new[name]["count"] - old[name]["count"] == 2
-        assert new[name]["ns"] > old[name]["ns"]
+        # The time to tokenize is a sum in steps: it would tell which words others have sent.
+        assert new[name]["ns"] > old[name]["ns"] or name == "compute_input"
+    assert new["compute_input"]["ns"] % 250_000 == 0
     assert abs(new["success"]["ns"] - sum(new[name]["ns"] for name in parts)) < 10
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository, entry
 from hf_transformer.commands.local_triton import LocalTriton, poll
@@ -67,7 +74,7 @@ def test_ten_models_answer_as_ten_services_do(serve: Serve, triton: LocalTriton,
     with several(serve, triton, tmp_path / "models.json", entries_of(*EXAMPLES)) as service:
         service.wait_until("/v2/health/ready")
         names = [example.name for example in EXAMPLES.values()]
-        assert service.client.get("/v1/models").json() == {"models": names}
+        assert service.client.get("/v1/models").json()["models"] == names
         assert service.client.get("/v2/models").json() == {"models": names}
         cards = service.client.get("/openai/v1/models").json()["data"]
         assert [card["id"] for card in cards] == names
@@ -123,7 +130,7 @@ def test_aliases_answer_under_the_name_that_was_asked(serve: Serve, triton: Loca
     with several(serve, triton, tmp_path / "models.json", [bert | {"aliases": ["old", "older"]}]) as service:
         service.wait_until("/v2/health/ready")
         assert service.predict([FILL], model="older") == ["paris"]
-        assert service.client.get("/v1/models").json() == {"models": ["bert", "old", "older"]}
+        assert service.client.get("/v1/models").json()["models"] == ["bert", "old", "older"]
         tensors = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [FILL]}]}
         infer = service.client.post("/v2/models/old/infer", json=tensors).json()
         assert infer["model_name"] == "old" and infer["outputs"][0]["data"] == ["paris"]
@@ -293,7 +300,7 @@ def test_a_removed_model_finishes_its_requests(
             asking.start()
             assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, CHANGE_SECONDS)
             write(path, [])
-            assert poll(lambda: service.client.get("/v1/models").json() == {"models": []}, CHANGE_SECONDS)
+            assert poll(lambda: service.client.get("/v1/models").json()["models"] == [], CHANGE_SECONDS)
         asking.join()
         assert found == [{"predictions": ["paris"] * 40}]
         assert message_of(service.client.get("/v1/models/slow"), 404).endswith("got 'slow'")
@@ -303,11 +310,14 @@ def test_a_removed_model_finishes_its_requests(
 def test_clients_load_and_unload_models(serve: Serve, triton: LocalTriton, tmp_path: Path, workers: int) -> None:
     own = {"model_name": "own", "predictor_model": "bert_int32", "model_dir": str(REPOSITORY / "bert")}
     serve.load("bert_int32")
-    flags = ("--enable_model_control", f"--workers={workers}")
+    (keys := tmp_path / "control-keys").write_text("operator-key\n")
+    flags = ("--enable_model_control", f"--model_control_keys_file={keys}", f"--workers={workers}")
+    key = {"x-api-key": "operator-key"}
     try:
         with several(serve, triton, tmp_path / "models.json", [*entries_of("fill_mask"), own], *flags) as service:
             service.wait_until("/v2/health/ready")
-            assert service.client.post("/v2/repository/models/own/unload").status_code == 200
+            assert service.client.post("/v2/repository/models/own/unload").status_code == 401
+            assert service.client.post("/v2/repository/models/own/unload", headers=key).status_code == 200
             for _ in range(3):  # other workers follow
                 assert poll(lambda: state(service, "own")["state"] == "UNAVAILABLE", CHANGE_SECONDS)
             assert poll(lambda: answers(service, "own", FILL) == 503, CHANGE_SECONDS)
@@ -319,11 +329,11 @@ def test_clients_load_and_unload_models(serve: Serve, triton: LocalTriton, tmp_p
                     pb.RepositoryModelLoadRequest.SerializeToString,
                     pb.RepositoryModelLoadResponse.FromString,
                 )
-                load(pb.RepositoryModelLoadRequest(model_name="own"))
+                load(pb.RepositoryModelLoadRequest(model_name="own"), metadata=tuple(key.items()))
                 with pytest.raises(grpc.RpcError, match="expected a declared model"):
-                    load(pb.RepositoryModelLoadRequest(model_name="nobody"))
+                    load(pb.RepositoryModelLoadRequest(model_name="nobody"), metadata=tuple(key.items()))
             assert poll(lambda: answers(service, "own", FILL) == ["paris"], CHANGE_SECONDS)
-            assert service.client.post("/v2/repository/models/nobody/load").status_code == 404
+            assert service.client.post("/v2/repository/models/nobody/load", headers=key).status_code == 404
     finally:
         serve.forget("bert_int32")
 
@@ -344,8 +354,214 @@ def test_folders_with_a_tokenizer_are_served(serve: Serve, triton: LocalTriton, 
         service.wait_until("/v2/models/bert/ready")
         (folder / "sentiment").symlink_to(REPOSITORY / "sentiment")
         assert poll(lambda: (state(service, "sentiment") or {}).get("state") == "READY", CHANGE_SECONDS)
-        assert service.client.get("/v1/models").json() == {"models": ["bert", "sentiment"]}
+        assert service.client.get("/v1/models").json()["models"] == ["bert", "sentiment"]
         (folder / "sentiment").unlink()
         assert poll(lambda: state(service, "sentiment") is None, CHANGE_SECONDS)
         assert service.stop() == 0
         assert service.log.count("ensemble is not served: no config.json") == 1
+
+
+def test_a_client_s_error_names_no_folder_of_the_server(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    """The log has the folders, and the commands that mend a model."""
+    home = tmp_path / "a folder" / "models"
+    broken = {"json": "{", "array": "[]", "bare": '{"architectures": ["BertForMaskedLM"]}'}
+    for name, content in broken.items():
+        (home / name).mkdir(parents=True)
+        (home / name / "config.json").write_text(content)
+    slow = home / "slow"
+    slow.mkdir()
+    (slow / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
+    (slow / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
+    (slow / "vocab.json").write_text("{}")
+    (slow / "merges.txt").write_text("")
+    entries = [{"model_name": name, "model_dir": str(home / name)} for name in (*broken, "slow", "absent")]
+    entries.append(
+        {"model_name": "template", "model_dir": str(REPOSITORY / "gpt2"), "chat_template": f"{home}/x.jinja"}
+    )
+    with several(serve, triton, tmp_path / "models.json", entries) as service:
+        for item in entries:
+            name = item["model_name"]
+            assert poll(lambda name=name: "can't be loaded" in state(service, name)["reason"], CHANGE_SECONDS)  # type: ignore[misc]
+            texts = [
+                service.post({"instances": [FILL]}, name).text,
+                service.client.get(f"/v1/models/{name}").text,
+                service.client.get(f"/v2/models/{name}/ready").text,
+                service.client.post("/openai/v1/completions", json={"model": name, "prompt": "x"}).text,
+                json.dumps(state(service, name)),
+            ]
+            for text in texts:
+                assert "not ready" in text or "can't be loaded" in text
+                for secret in (str(tmp_path), "a folder", str(REPOSITORY), "pip install"):
+                    assert secret not in text, text
+            assert f"model {name!r} can't be loaded" in service.log
+        for name in ("json", "array", "absent"):
+            assert str(home / name) in service.log
+        assert str(tmp_path) not in service.client.get("/v2/health/ready").text
+
+
+@contextmanager
+def always_ready(service: Service) -> Iterator[None]:
+    """Asks for the readiness of a service over HTTP and gRPC all the time; it must not change."""
+    statuses, ended = Counter[str](), threading.Event()
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        stub, request = health_pb2_grpc.HealthStub(channel), pb.ServerReadyRequest()
+        server_ready = channel.unary_unary(
+            "/inference.GRPCInferenceService/ServerReady",
+            pb.ServerReadyRequest.SerializeToString,
+            pb.ServerReadyResponse.FromString,
+        )
+
+        def ask() -> None:
+            while not ended.wait(0.05):
+                for path in ("/v2/health/ready", "/health"):
+                    statuses[f"{path} {service.client.get(path).status_code}"] += 1
+                statuses[f"gRPC {server_ready(request).ready}"] += 1
+                statuses[f"health {stub.Check(health_pb2.HealthCheckRequest()).status}"] += 1
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            try:
+                yield
+            finally:
+                ended.set()
+                asking.result(30)
+    assert statuses.keys() == {"/v2/health/ready 200", "/health 200", "gRPC True", "health 1"}, statuses
+
+
+def told(service: Service, name: str) -> Any:
+    """The entry of a model in /info."""
+    return next((item for item in service.client.get("/info").json()["models"] if item["name"] == name), None)
+
+
+def unserved(service: Service, name: str) -> float:
+    """When a model ceased to be served, from the metric; 0 for a served one."""
+    return service.metric(f'hf_transformer_model_unserved_timestamp_seconds{{model_name="{name}"}}', 0.0)
+
+
+def test_a_ready_service_stays_ready_whatever_its_file_becomes(
+    serve: Serve, triton: LocalTriton, tmp_path: Path
+) -> None:
+    path = tmp_path / "models.json"
+    [bert, sentiment] = entries_of("fill_mask", "sequence_classification")
+    missing = {"model_name": "missing", "model_dir": str(REPOSITORY / "bert")}
+    nowhere = {"model_name": "nowhere", "model_dir": str(tmp_path / "nowhere")}
+    down = {**missing, "model_name": "down", "predictor_host": NOBODY}
+    renamed = sentiment | {"model_name": "feeling", "predictor_model": "sentiment"}
+    with several(serve, triton, path, [bert, sentiment | {"aliases": ["mood"]}]) as service:
+        service.wait_until("/v2/health/ready")
+        right = answers(service, "sentiment", TEXT)
+        with always_ready(service):
+            write(path, [bert, sentiment, missing, nowhere, down])
+            for name, reason in (("missing", "does not have"), ("nowhere", "can't be loaded"), ("down", "unavailable")):
+                assert poll(lambda n=name, r=reason: r in (state(service, n) or {}).get("reason", ""), CHANGE_SECONDS)  # type: ignore[misc]
+                entry_of_info = told(service, name)
+                assert (entry_of_info["ready"], entry_of_info["counts"]) == (False, False)
+                assert time.time() - 60 < datetime.fromisoformat(entry_of_info["since"]).timestamp() <= time.time()
+                assert time.time() - 60 < unserved(service, name) <= time.time()
+                assert answers(service, name, FILL) == 503
+                assert service.client.get(f"/v2/models/{name}/ready").status_code == 503
+            assert unserved(service, "bert") == 0 and "since" not in told(service, "bert")
+            assert poll(lambda: service.metric("hf_transformer_model_entries_valid") == 0, CHANGE_SECONDS)
+
+            write(path, [bert | {"aliases": ["mood"]}, sentiment])
+            assert poll(lambda: answers(service, "mood", FILL) == ["paris"], CHANGE_SECONDS), "the alias has moved"
+            assert unserved(service, "missing") == 0 and answers(service, "missing", FILL) == 404
+
+            write(path, [bert | {"model_dir": str(tmp_path / "nowhere")}, renamed | {"aliases": ["sentiment", "mood"]}])
+            assert poll(lambda: answers(service, "feeling", TEXT) == right, CHANGE_SECONDS)
+            assert answers(service, "sentiment", TEXT) == right == answers(service, "mood", TEXT)
+            assert poll(lambda: unserved(service, "bert") > 0, CHANGE_SECONDS), "its change is not applied"
+            assert answers(service, "bert", FILL) == ["paris"] and "since" in told(service, "bert")
+
+            write(path, [renamed])
+            assert poll(lambda: answers(service, "bert", FILL) == 404, CHANGE_SECONDS)
+            write(path, [sentiment])
+            assert poll(lambda: answers(service, "sentiment", TEXT) == right, CHANGE_SECONDS), "the only model"
+        assert service.metric("hf_transformer_model_entries_valid") == 1
+
+
+def test_a_moved_alias_and_a_renamed_model_answer_all_the_time(
+    serve: Serve, triton: LocalTriton, tmp_path: Path
+) -> None:
+    """Old and new owner are the same model, so that each answer under the name must be right."""
+    path = tmp_path / "models.json"
+    [bert] = entries_of("fill_mask")
+    green = bert | {"model_name": "green", "predictor_model": "bert"}
+    with several(serve, triton, path, [bert | {"aliases": ["live"]}]) as service:
+        service.wait_until("/v2/health/ready")
+        wrong, ended = list[Any](), threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                if (got := answers(service, "live", FILL)) != ["paris"]:
+                    wrong.append(got)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            for entries, names in (
+                ([bert, green | {"aliases": ["live"]}], ["bert", "green", "live"]),
+                ([bert | {"aliases": ["live"]}], ["bert", "live"]),
+                ([green | {"aliases": ["live"]}], ["green", "live"]),
+                ([bert | {"model_name": "live", "predictor_model": "bert"}], ["live"]),
+            ):
+                write(path, entries)
+                expected = {"models": names}
+                assert poll(lambda e=expected: service.client.get("/v1/models").json() == e, CHANGE_SECONDS)  # type: ignore[misc]
+                assert poll(lambda n=names[0]: answers(service, n, FILL) == ["paris"], CHANGE_SECONDS)  # type: ignore[misc]
+        finally:
+            ended.set()
+            asking.join()
+        assert wrong == []
+
+
+def test_a_folder_that_is_copied_or_broken_leaves_the_service_ready(
+    serve: Serve, triton: LocalTriton, tmp_path: Path
+) -> None:
+    for name in ("bert", "sentiment"):
+        serve.load(name)
+    folder = tmp_path / "repository"
+    shutil.copytree(REPOSITORY / "bert", folder / "bert")
+    with Service(f"--model_repository={folder}", f"--predictor_host={triton.http_address}") as service:
+        service.wait_until("/v2/health/ready")
+        with always_ready(service):
+            (folder / "sentiment").mkdir()
+            shutil.copyfile(REPOSITORY / "sentiment" / "config.json", folder / "sentiment" / "config.json")
+            whole = (REPOSITORY / "sentiment" / "tokenizer.json").read_bytes()
+            (folder / "sentiment" / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
+            assert poll(
+                lambda: "can't be loaded" in (state(service, "sentiment") or {}).get("reason", ""), CHANGE_SECONDS
+            )
+            assert unserved(service, "sentiment") > 0
+            shutil.copytree(REPOSITORY / "sentiment", folder / "sentiment", dirs_exist_ok=True)
+            assert poll(lambda: (state(service, "sentiment") or {}).get("state") == "READY", CHANGE_SECONDS)
+            assert unserved(service, "sentiment") == 0
+
+            for broken in (folder / "bert").iterdir():
+                if broken.is_file() and broken.name != "config.json":
+                    broken.unlink()
+            assert poll(lambda: "bert" in service.client.get("/info").json().get("errors", {}), CHANGE_SECONDS)
+            assert answers(service, "bert", FILL) == ["paris"], "the folder is there"
+            assert unserved(service, "bert") > 0
+            shutil.copytree(REPOSITORY / "bert", folder / "bert", dirs_exist_ok=True)
+            assert poll(lambda: unserved(service, "bert") == 0, CHANGE_SECONDS)
+            shutil.rmtree(folder / "bert")
+            assert poll(lambda: answers(service, "bert", FILL) == 404, CHANGE_SECONDS)
+
+
+def test_a_model_that_triton_loses_is_named(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    """With the health check a model that was ready counts; without it, its requests fail and readiness stays."""
+    serve.load("bert_int32")
+    lost = {"model_name": "lost", "model_dir": str(REPOSITORY / "bert"), "predictor_model": "bert_int32"}
+    flags = ("--enable_predictor_health_check=true", "--predictor_check_seconds=1")
+    try:
+        with several(serve, triton, tmp_path / "models.json", [*entries_of("fill_mask"), lost], *flags) as service:
+            service.wait_until("/v2/health/ready")
+            unload = f"http://{triton.http_address}/v2/repository/models/bert_int32/unload"
+            httpx.post(unload, timeout=60.0, trust_env=False).raise_for_status()
+            service.wait_until("/v2/health/ready", 503)
+            assert unserved(service, "lost") > 0 and unserved(service, "bert") == 0
+            assert told(service, "lost")["since"] and "counts" not in told(service, "lost")
+            assert answers(service, "bert", FILL) == ["paris"] and answers(service, "lost", FILL) == 503
+    finally:
+        serve.forget("bert_int32")

@@ -99,10 +99,14 @@ def test_similarity_is_the_cosine(serve: Serve) -> None:
     wrong = {"inputs": {"source_sentence": "a", "sentences": [1]}}
     refused(service, "/similarity", wrong, 422, "Validation", "inputs.sentences[0]: expected a text")
     long = {"inputs": {"source_sentence": "a", "sentences": ["a", LONG]}, "parameters": {"truncate": False}}
-    refused(service, "/similarity", long, 422, "Validation", "inputs.sentences[1]: expected at most")
-    for name, value in (("truncation_direction", "up"), ("truncate", 1), ("prompt_name", "none")):
+    refused(service, "/similarity", long, 413, "Validation", "inputs.sentences[1]: expected at most")
+    for name, value, status in (
+        ("truncation_direction", "up", 422),
+        ("truncate", 1, 422),
+        ("prompt_name", "none", 413),
+    ):
         parameters = {"parameters": {name: value}}
-        refused(service, "/similarity", body | parameters, 422, "Validation", f"parameters.{name}: expected")
+        refused(service, "/similarity", body | parameters, status, "Validation", f"parameters.{name}: expected")
 
 
 def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
@@ -189,7 +193,7 @@ def test_vertex_answers_each_body_by_the_kind_of_the_model(serve: Serve) -> None
     assert all(close(one, answer(service, "/embed", body)) for one, body in zip(found, bodies, strict=True))
     refused(service, "/vertex", {"instances": [{"inputs": "a"}, {}]}, 422, "Validation", "instances[1].inputs: ")
     wrong = {"instances": [{"inputs": "a", "dimensions": 0}]}
-    refused(service, "/vertex", wrong, 422, "Validation", "instances[0].dimensions: ")
+    refused(service, "/vertex", wrong, 413, "Validation", "instances[0].dimensions: ")
     reranker = serve("cross")
     body = {"query": "Who cooks dinner?", "texts": TEXTS}
     assert answer(reranker, "/vertex", {"instances": [body]}) == {"predictions": [answer(reranker, "/rerank", body)]}
@@ -199,9 +203,9 @@ def test_bodies_of_vertex_share_the_limits_of_a_request(serve: Serve) -> None:
     service = serve("minibert_mean", "v2", "--max_instances=4", "--max_sequences=4", "--max_answer_values=20")
     one = {"inputs": TEXTS[0]}
     assert len(answer(service, "/vertex", {"instances": [one]})["predictions"]) == 1
-    refused(service, "/vertex", {"instances": [one] * 2}, 422, "Validation", "instances[1]: ", "--max_answer_values")
+    refused(service, "/vertex", {"instances": [one] * 2}, 413, "Validation", "instances[1]: ", "--max_answer_values")
     several = {"instances": [{"inputs": TEXTS}] * 3}
-    refused(service, "/vertex", several, 422, "Validation", "instances: expected at most 4 texts in all", "got 6")
+    refused(service, "/vertex", several, 413, "Validation", "instances: expected at most 4 texts in all", "got 6")
     ranking = {"instances": [{"query": "a", "texts": ["b"]}]}
     refused(service, "/vertex", ranking, 422, "Validation", "instances[0].inputs: expected a text")
 
@@ -215,15 +219,15 @@ def test_a_reranker_without_labels_predicts_one(serve: Serve) -> None:
     same = {"inputs": TEXTS, "add_special_tokens": False}
     assert answer(service, "/tokenize", same) == answer(serve("minibert_mean"), "/tokenize", same)
     wrong = {"inputs": TEXTS, "prompt_name": "query"}
-    refused(service, "/tokenize", wrong, 422, "Validation", "prompt_name: expected one of")
+    refused(service, "/tokenize", wrong, 413, "Validation", "prompt_name: expected one of")
     assert answer(service, "/", {"query": TEXTS[0], "texts": TEXTS[1:], "inputs": None})[0]["score"] == found["score"]
 
 
 def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
     service = serve("minibert_mean")
     assert len(answer(service, "/embed", {"inputs": LONG})) == 1
-    refused(service, "/embed", {"inputs": LONG, "truncate": False}, 422, "Validation", "inputs: expected at most")
-    refused(service, "/embed", {"inputs": ["a", LONG], "truncate": False}, 422, "Validation", "inputs[1]: expected")
+    refused(service, "/embed", {"inputs": LONG, "truncate": False}, 413, "Validation", "inputs: expected at most")
+    refused(service, "/embed", {"inputs": ["a", LONG], "truncate": False}, 413, "Validation", "inputs[1]: expected")
 
 
 @pytest.mark.parametrize(
@@ -235,9 +239,8 @@ def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
         ("/embed", {"inputs": "a", "truncate": "END"}, 422, "Validation", "truncate: expected true or false"),
         ("/embed", {"inputs": "a", "normalize": 1}, 422, "Validation", "normalize: expected true or false"),
         ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction: expected"),
-        ("/embed", {"inputs": "a", "prompt_name": "none"}, 422, "Validation", "prompt_name: expected"),
-        ("/embed", {"inputs": "a", "dimensions": 10**6}, 422, "Validation", "dimensions: expected at most"),
-        ("/embed", {"inputs": "a", "model": "other"}, 404, "Validation", "model: expected a served model"),
+        ("/embed", {"inputs": "a", "prompt_name": "none"}, 413, "Validation", "prompt_name: expected"),
+        ("/embed", {"inputs": "a", "dimensions": 10**6}, 413, "Validation", "dimensions: expected at most"),
         ("/", {"inputs": "a", "parameters": []}, 422, "Validation", "parameters: expected an object"),
         ("/similarity", {"inputs": SIMILAR, "parameters": False}, 422, "Validation", "parameters: expected an object"),
         ("/predict", {"inputs": "a"}, 424, "Backend", "a model for sequence_classification or rerank"),
@@ -336,3 +339,44 @@ def test_left_truncation_keeps_the_end(serve: Serve) -> None:
     same = answer(service, "/embed", ends | {"truncation_direction": "Right"})
     differ = answer(service, "/embed", ends | {"truncation_direction": "left"})
     assert close(same[0], same[1]) and not close(differ[0], differ[1])
+
+
+@pytest.mark.parametrize("name", ["other", "BAAI/bge-small-en-v1.5", "", 5, ["x"]], ids=repr)
+def test_the_only_model_answers_under_every_name(serve: Serve, name: Any) -> None:
+    service = serve("minibert_mean")
+    for path in ("/embed", "/", "/invocations", "/similarity"):
+        body = {"inputs": SIMILAR if path == "/similarity" else TEXTS}
+        response = asked(service, path, {**body, "model": name})
+        assert close(response.json(), answer(service, path, body))
+        assert response.headers["x-ignored-parameters"] == "model"
+    vertex = {"instances": [{"inputs": "a"}]}
+    assert answer(service, "/vertex", {**vertex, "model": name}) == answer(service, "/vertex", vertex)
+    for named in ("minibert_mean", None):
+        assert "x-ignored-parameters" not in asked(service, "/embed", {"inputs": "a", "model": named}).headers
+
+
+AGENT = {"user-agent": "@huggingface/inference/4.13.30 Node.js/22"}
+
+
+def test_the_inference_api_s_client_for_javascript_gets_its_form(serve: Serve) -> None:
+    """It sends no parameters, and refuses an answer in another form."""
+    service = serve("sentiment")
+    text: dict[str, Any] = {"inputs": "The hotel was wonderful."}
+    plain = answer(service, "/", text)
+    assert [one.keys() for one in plain] == [{"label", "score"}] * len(plain)
+    for body in (text, text | {"parameters": {}}, text | {"parameters": None}):
+        [labels] = asked(service, "/", body, headers=AGENT).json()
+        assert labels == plain
+    assert asked(service, "/", text | {"parameters": {"top_k": 1}}, headers=AGENT).json() == [plain[:1]]
+    assert (
+        asked(service, "/", text | {"parameters": [1]}, 422, headers=AGENT).json()["error"].startswith("parameters: ")
+    )
+    service, text = serve("ner"), {"inputs": "Anna works at Siemens in Berlin."}
+    groups = asked(service, "/", text, headers=AGENT).json()
+    assert groups and all(one.keys() == {"entity_group", "score", "word", "start", "end"} for one in groups)
+    assert groups == answer(service, "/", text | {"parameters": {"aggregation_strategy": "simple"}})
+    own = text | {"parameters": {"aggregation_strategy": "none"}}
+    assert asked(service, "/", own, headers=AGENT).json() == answer(service, "/", text)
+    vectors = serve("minibert_mean")
+    response = asked(vectors, "/", {"inputs": "a"}, headers=AGENT)
+    assert response.json() == answer(vectors, "/", {"inputs": "a"}) and "x-ignored-parameters" not in response.headers

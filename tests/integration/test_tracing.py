@@ -20,9 +20,7 @@ TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT, "Paris is the [MASK] of France."]}
 PARENT = "00f067aa0ba902b7"
 STAGES = ("tokenize", "queue", "predict", "decode")
-TIMING = re.compile(
-    r"parse;dur=([\d.]+), tokenize;dur=([\d.]+), queue;dur=([\d.]+), predict;dur=([\d.]+), decode;dur=([\d.]+)"
-)
+TIMING = re.compile(r"parse;dur=([\d.]+), queue;dur=([\d.]+), predict;dur=([\d.]+), decode;dur=([\d.]+)")
 ERROR: int = Status.STATUS_CODE_ERROR
 
 
@@ -185,7 +183,7 @@ def test_logs_and_spans_have_no_texts_and_no_credentials(traced: Traced) -> None
     assert latency["predict_ms"] > 0 and 'requestId: r-"7",' in latency["message"]
     assert poll(lambda: all(told("hf_transformer.access", one) for one in ('r-"7"', "r-8")), 20.0)
     [access] = told("hf_transformer.access", 'r-"7"')
-    assert access["message"] == 'POST /v1/models/bert:predict 200 OK "te"st"'
+    assert access["message"] == 'POST /v1/models/bert:predict 200 OK "te\\x22st"'
     [call] = told("hf_transformer.access", "r-8")
     assert call["message"].startswith('POST /inference.GRPCInferenceService/ModelInfer 0 OK "grpc-python')
     traced.collector.trace(trace_id, 5)

@@ -189,6 +189,20 @@ async def test_messages_over_a_limit_name_the_flag(settings: dict[str, int], fla
         assert target.settled
 
 
+async def test_a_response_of_a_stream_and_a_description_have_a_limit_of_their_own() -> None:
+    large = answering(pb.ModelMetadataResponse(name="x" * 5000).SerializeToString())
+    handler = StreamHandler(response(*[5] * 2000))
+    small = answering(answer(count=2000))
+    server = serving(ModelInfer=small, ModelMetadata=large, ModelStreamInfer=handler.handle)
+    async with server as host, predictor(host, max_event_bytes=4000) as client:
+        assert len(await infer(client)) == 2000
+        with pytest.raises(PredictorError, match="--max_predictor_event_bytes"):
+            await client.model_spec()
+        with pytest.raises(PredictorError, match="--max_predictor_event_bytes"):
+            await anext(stream(client))
+        await asyncio.wait_for(handler.cancelled.wait(), 20)
+
+
 @pytest.mark.parametrize(
     ("response", "message"),
     [

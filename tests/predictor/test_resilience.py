@@ -295,17 +295,77 @@ async def test_a_response_between_timeouts_keeps_the_circuit_closed() -> None:
         assert not harness.predictor.is_open
 
 
-async def test_a_call_with_retries_is_one_failure() -> None:
-    harness = ResilienceHarness(*down(100), retries=2, failures=3, jitter=0.0)
-    harness.asleep = False
+@pytest.mark.parametrize("stream", [False, True], ids=["call", "stream"])
+async def test_calls_with_retries_wait_for_an_open_circuit(stream: bool) -> None:
+    """Each attempt counts; nothing is sent while the circuit is open, and no call fails in an outage."""
+    harness = ResilienceHarness(*down(3), retries=10, failures=3, budget=0.0)
+    harness.inner.streams = [[1]]
     async with harness.predictor:
-        await harness.fail(2)
-        assert (harness.calls, harness.predictor.is_open) == (6, False)
-        harness.asleep = True
+        first = asyncio.create_task(harness.infer())
         harness.wake.release()
         harness.wake.release()
-        await harness.fail(1)
-        assert harness.predictor.is_open
+        await until(lambda: harness.predictor.is_open)
+        second = asyncio.create_task(harness.read() if stream else harness.infer())
+        for ready in (False, PredictorUnavailable("still starting")):
+            await harness.probe(ready)
+            assert (harness.calls, first.done(), second.done()) == (3, False, False)
+        await harness.probe(True)
+        assert await first is OUTPUTS and await second == ([1] if stream else OUTPUTS)
+    assert (harness.metric("retries_total"), harness.metric("retries_denied_total")) == (3, 0)
+    assert all(harness.errors(kind) == 0 for kind in failures.ALL)
+
+
+async def test_many_calls_that_fail_together_cost_no_budget() -> None:
+    harness = ResilienceHarness(retries=3, failures=5, budget=0.0)
+    harness.inner.failure = PredictorUnavailable("all together", "no_answer")
+    async with harness.predictor:
+        calls = await harness.start_calls(60)
+        harness.inner.go_on.set()
+        await until(lambda: len(harness.pauses) == 5)
+        for _ in range(4):  # the pauses of the calls that failed before the circuit opened; then the probe's
+            harness.wake.release()
+        await asyncio.sleep(0)
+        harness.inner.failure = None
+        await harness.probe(True)
+        assert set(map(id, await asyncio.gather(*calls))) == {id(OUTPUTS)}
+    assert (harness.metric("retries_total"), harness.metric("retries_denied_total")) == (60, 0)
+
+
+async def test_an_outage_that_retries_do_not_bridge_fails_at_once() -> None:
+    harness = ResilienceHarness(*down(1), retries=1, failures=1)  # the longest pause of one retry is 0.05 s
+    loop = asyncio.get_running_loop()
+    async with harness.predictor:
+        start = loop.time()
+        assert "--predictor_circuit_failures=1" in (await harness.fail(1))[0]
+        assert loop.time() - start >= 0.05
+        start = loop.time()
+        await harness.fail(100)
+        assert loop.time() - start < 0.05 * 100 / 2
+    assert (harness.calls, harness.errors("circuit_open")) == (1, 101)
+
+
+async def test_a_call_waits_for_the_circuit_until_its_timeout() -> None:
+    harness = ResilienceHarness(*down(1), retries=100, failures=1, timeout=0.1)
+    async with harness.predictor:
+        assert (await harness.fail(1))[0].endswith("the last reason: call 0"), "the reason, not only a timeout"
+    assert (harness.errors("circuit_open"), harness.errors("timeout")) == (1, 0)
+
+
+async def test_waiting_calls_end_when_nobody_wants_them_or_the_predictor_closes() -> None:
+    harness = ResilienceHarness(*down(1), retries=10, failures=1)
+    async with harness.predictor:
+        wanted = [True, False]
+        unwanted = asyncio.create_task(harness.infer(lambda: wanted.pop(0)))
+        await until(lambda: harness.predictor.is_open)
+        await harness.probe(True)
+        with pytest.raises(PredictorUnavailable, match=r"^call 0$"):
+            await unwanted
+        harness.inner.errors = down(1)
+        left = asyncio.create_task(harness.infer())
+        await until(lambda: harness.predictor.is_open)
+    with pytest.raises(PredictorUnavailable, match="counts as dead"):
+        await left
+    assert harness.calls == 2
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])

@@ -47,7 +47,8 @@ UNAVAILABLE, FAILED = PredictorUnavailable, PredictorError
 
 
 def predictor(host: str, timeout: float = 30.0, limit: int = 2**30) -> RestPredictor:
-    return RestPredictor(PredictorSettings("my model", host, timeout=timeout, max_response_bytes=limit))
+    settings = PredictorSettings("my model", host, timeout=timeout, max_response_bytes=limit, max_event_bytes=limit)
+    return RestPredictor(settings)
 
 
 async def infer(
@@ -546,3 +547,66 @@ async def test_leaving_a_stream_early_closes_its_connection(by: str) -> None:
     async with scripted(script) as host, predictor(host) as rest:
         await leave_early(stream(rest), by)
         await closed.wait()
+
+
+@pytest.mark.parametrize("length", [True, False], ids=["length", "chunks"])
+@pytest.mark.parametrize(
+    "ask",
+    [RestPredictor.model_spec, RestPredictor.describe_server, RestPredictor.repository_index],
+    ids=["model", "server", "index"],
+)
+async def test_descriptions_have_a_limit_of_their_own(
+    ask: Callable[[RestPredictor], Awaitable[object]], length: bool
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        if length:
+            await connection.answer("200 OK", b" " * 5000)
+        else:
+            await connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b" " * 1000)
+            await connection.send((b"\r\n3e8\r\n" + b" " * 1000) * 1000)
+        await connection.until_closed()
+
+    async with scripted(script) as host:
+        rest = RestPredictor(PredictorSettings("bert", host, timeout=30.0, max_event_bytes=4000))
+        async with rest:
+            with pytest.raises(PredictorError, match=r"too large: .* the limit is 4000 .--max_predictor_event_bytes"):
+                await ask(rest)
+
+
+async def test_a_call_may_have_a_lower_limit() -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.answer("200 OK", b" " * 5000)
+
+    async with scripted(script) as host, predictor(host) as rest:
+        with pytest.raises(PredictorError, match="the limit is 4000"):
+            await rest.infer(ModelCall((IDS,), ["logits"], {}, max_bytes=4000))
+        with pytest.raises(PredictorError, match="malformed"):
+            await infer(rest)
+
+
+@pytest.mark.parametrize("line", [b"data: ", b": ", b"", b"data: x\n"], ids=["data", "comment", "line", "lines"])
+async def test_an_endless_event_ends_the_call(line: bytes) -> None:
+    closed = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        try:
+            for _ in range(1000):
+                await connection.send((line or b"x") * 1000)
+            await connection.until_closed()
+        except OSError:
+            pass
+        finally:
+            closed.set()
+
+    async with scripted(script) as host:
+        rest = RestPredictor(PredictorSettings("bert", host, timeout=30.0, max_event_bytes=4000))
+        async with rest:
+            with pytest.raises(PredictorError, match=r"events of at most (4000 bytes .--max|10000 lines)"):
+                async for _ in rest.stream(ModelCall((IDS,), [], {})):
+                    pass
+            await asyncio.wait_for(closed.wait(), 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from hf_transformer.errors import TooLarge
 from hf_transformer.protocol import json_text
 from hf_transformer.protocol.json_text import (
+    MAX_NESTING,
     JsonLimits,
     check_depth,
     check_size,
     count_outside_strings,
+    nesting_of,
     parse_answer,
     parse_json,
 )
@@ -77,13 +80,49 @@ def test_json_over_a_limit_is_refused_before_it_is_parsed(
         parse_json(body, LIMITS)
 
 
+NESTED = {
+    "lists": lambda depth: b"[" * depth + b"]" * depth,
+    "objects": lambda depth: b'{"a":' * depth + b"1" + b"}" * depth,
+    "both": lambda depth: (
+        b'[{"a":' * (depth // 2) + b"[" * (depth % 2) + b"1" + b"]" * (depth % 2) + b"}]" * (depth // 2)
+    ),
+    "beside many": lambda depth: b"[" + b"[]," * 300 + b"[" * (depth - 1) + b"]" * depth,
+    "behind brackets in a string": lambda depth: rb'["]]]]\"]]\\\\",' + b"[" * (depth - 1) + b"]" * depth,
+}
+
+
+@pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("depth", [MAX_NESTING, MAX_NESTING + 1, 255, 1000, 20_000])
+def test_json_nested_too_deeply_is_refused(nested: Callable[[int], bytes], depth: int) -> None:
+    limits = JsonLimits(parts=100_000, values=100_000)
+    if depth <= MAX_NESTING:
+        value = parse_json(nested(depth), limits)
+        for _ in range(40):  # an answer repeats a value some levels deeper
+            value = [value]
+        assert orjson.dumps(value)
+    else:
+        with pytest.raises(TooLarge, match=r"^body: expected lists and objects nested at most 200 deep$"):
+            parse_json(nested(depth), limits)
+        with pytest.raises(Malformed, match="nested at most 200 deep"):
+            parse_answer(nested(depth))
+
+
+@given(VALUES, st.booleans())
+def test_the_depth_is_that_of_the_value(value: Any, ascii: bool) -> None:
+    def depth(value: Any) -> int:
+        if not isinstance(value, list | dict):
+            return 0
+        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+    assert nesting_of(json.dumps(value, ensure_ascii=ascii).encode()) == depth(value)
+
+
 NO_JSON = {
     "nothing": b"",
     "blanks": b" \t\r\n",
     "a mark and nothing": b"\xef\xbb\xbf",
     "two values": b"{}{}",
     "a comment": b"/* */{}",
-    "lists 20,000 deep": b"[" * 20_000 + b"]" * 20_000,
     "NaN": b"[NaN]",
     "Infinity": b"[Infinity]",
     "1e999": b"[1e999]",

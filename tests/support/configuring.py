@@ -18,6 +18,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "allowed_hosts": ("a.example,*.b.example", ("a.example", "*.b.example")),
     "access_log_format": ("%(h)s", "%(h)s"),
     "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
+    "max_children": ("3", 3),
     **dict.fromkeys(PATHS, (__file__, __file__)),
 }
 

@@ -27,7 +27,7 @@ from hf_transformer.api.openai.fields import GENERATION, choose_model, field_nam
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.parameters import Parameters
@@ -107,7 +107,7 @@ def _read(
 
 def _served_name(models: Models, name: str | None) -> str | None:
     """Returns the served name for the id of a model on the hub, ORG/NAME: that of --model_id, else NAME."""
-    if name is None or "/" not in name:
+    if name is None or "/" not in name or name in models.names:
         return name
     short = name.rpartition("/")[2]
     by_id = (model.name for model in models.served if model.identity.model_id == name)
@@ -165,7 +165,7 @@ async def render_chat(service: Service, call: Call, model: GenerativeModel, para
         raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
     tools = [_as_vllm(tool) for tool in read_tools(parameters.get("tools"), call.limits)]
     return await render_prompt(
-        service, call, template, parameters, tools if template.supports_tools else [], **_variables(parameters)
+        call, template, parameters, tools if template.supports_tools else [], **_variables(parameters)
     )
 
 
@@ -214,11 +214,11 @@ async def _encode(
     detail = length is not None or parameters.flag("return_token_offsets", False)
     call.context.field_names = lambda path: name if path.startswith("instances") else field_name(path)
     options = Tokenization(detail, whole=True, special_tokens=special, token_values=3 if detail else 1)
-    encodings = [windows[0] for windows in await model.encode(prompts, options)]
-    tokens = sum(map(len, encodings))
-    call.context.instances, call.context.tokens = len(prompts), tokens
+    # The details of an encoding look up each id, so the ids have to be checked before.
     ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]
-    await off_loop(service.executor, tokens, lambda: check_ids(ids, name, tokenizer))
+    await off_loop(service.executor, sum(len(prompt.ids) for prompt in ids), lambda: check_ids(ids, name, tokenizer))
+    encodings = [windows[0] for windows in await model.encode(prompts, options)]
+    call.context.instances, call.context.tokens = len(prompts), sum(map(len, encodings))
     if length is None:
         return encodings
     return [_truncate(encoding, length, side) for encoding in encodings]
@@ -284,7 +284,8 @@ def _sampling(
         raise InvalidInput(name, "a prompt of at least one token", "none")
     if room < 1 or len(encoding) > maximum:
         hint = f"the model's {maximum} tokens include the new ones"
-        raise TooLarge(name, f"a prompt of at most {maximum - 1} tokens", str(len(encoding)), hint)
+        expected = f"a prompt of at most {maximum - 1} tokens"
+        raise ContextLengthExceeded(name, expected, str(len(encoding)), hint, limit=maximum)
     values = {field: _value(parameters, field, kind, default) for field, (kind, default) in SAMPLING.items()}
     sampling = {field: value for field, value in values.items() if value != SAMPLING[field][1]}
     if parameters.flag("echo", False):

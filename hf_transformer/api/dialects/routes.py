@@ -19,8 +19,10 @@ from hf_transformer.api.openai.fields import (
     IgnoredField,
     choose_model,
     field_name,
+    message_of,
     read_fields,
     render_error,
+    status_of,
 )
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
@@ -47,7 +49,7 @@ class DialectRoute:
         dialect: the label in metrics.
         handle: answers a request; the third argument is the body, an object.
         render_error: renders the dialect's error body.
-        status: returns the dialect's HTTP status of an error; None for the service's own.
+        status: returns the dialect's HTTP status of an error.
         fields: the required fields. Where several routes share a path, a body with all of them is this dialect's.
     """
 
@@ -55,7 +57,7 @@ class DialectRoute:
     dialect: str
     handle: Handler
     render_error: RenderError
-    status: Callable[[RequestError], int] | None = None
+    status: Callable[[RequestError], int] = status_of
     fields: frozenset[str] = frozenset()
 
 
@@ -152,17 +154,17 @@ def _dispatch(service: Service, routes: Sequence[DialectRoute]) -> Handle:
 
 def render_message(error: RequestError, status: int) -> bytes:
     """Serializes an error in Cohere's form. Source: https://docs.cohere.com/reference/errors"""
-    return orjson.dumps({"message": str(error)})
+    return orjson.dumps({"message": message_of(error)})
 
 
 def render_detail(error: RequestError, status: int) -> bytes:
     """Serializes an error in the form of Jina, Voyage and NVIDIA NIM, whose clients read ``detail``."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return orjson.dumps({"object": "error", "message": str(error), "detail": str(error), "type": kind})
+    kind, message = "invalid_request_error" if status < 500 else "server_error", message_of(error)
+    return orjson.dumps({"object": "error", "message": message, "detail": message, "type": kind})
 
 
 def render_for_all(error: RequestError, status: int) -> bytes:
     """Serializes an error for a path that several dialects share: OpenAI's ``error``, Cohere's ``message`` and the
     ``detail`` of Jina, Voyage and NVIDIA NIM."""
     from_openai = orjson.loads(render_error(error, status))
-    return orjson.dumps({**from_openai, "message": str(error), "detail": str(error)})
+    return orjson.dumps({**from_openai, "message": message_of(error), "detail": message_of(error)})

@@ -21,7 +21,7 @@ https://huggingface.co/docs/inference-providers/tasks/index
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,6 +60,14 @@ from hf_transformer.types.request import Answers, Budget, Context, Json, Query, 
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
+HUGGING_FACE_CLIENT = b"@huggingface/inference/"
+"""User agent of the inference API's client for JavaScript. It sends no ``parameters`` unless its user sets some, and
+refuses text-embeddings-inference's form."""
+HUGGING_FACE: Mapping[str, Mapping[str, Json]] = {
+    "sequence_classification": {},
+    "token_classification": {"aggregation_strategy": "simple"},
+}
+"""The inference API's defaults that differ, by task."""
 SPARSE_SIZE = 12_000
 """Numbers of dense vectors whose comparison takes as long as that of a sparse vector, 0.03 ms."""
 SINGLE_INPUT = (r"inputs\[0\]", "inputs")
@@ -285,7 +293,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
     if (count := sum(map(count_texts, instances))) > service.max_texts:
         expected = f"at most {service.max_texts} texts in all (--max_instances, --max_sequences)"
         raise TooLarge("instances", expected, str(count))
-    model = choose_model(service, call, payload.get("model"), PREDICTIVE)
+    model = _choose(service, call, payload.get("model"), PREDICTIVE)
     budget = SharedBudget(call.context.ticket, service)
     try:
         async with asyncio.TaskGroup() as group:
@@ -362,9 +370,22 @@ class InstanceBudget:
         """Does nothing, since the whole request leaves."""
 
 
+def _choose(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+    """Chooses the model. As in the original, the only model answers under every name. Raises RequestError."""
+    models = service.models
+    if name is not None and len(models.served) + len(models.absent) == 1 and name not in models.names:
+        note_ignored("model", call.context.ignored)
+        name = None
+    return choose_model(service, call, name, tasks)
+
+
 def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-        model = choose_model(service, call, payload.get("model"), tasks)
+        model = _choose(service, call, payload.get("model"), tasks)
+        defaults, given = HUGGING_FACE.get(model.task.name), payload.get("parameters")
+        if defaults is not None and call.headers.get(b"user-agent", b"").startswith(HUGGING_FACE_CLIENT):
+            if given is None or isinstance(given, dict):  # else the route refuses it
+                payload = {**payload, "parameters": {**defaults, **(given or {})}}
         result = await run(Ask(service, model, payload, call.context))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return reply_arrays(result.body, *headers)

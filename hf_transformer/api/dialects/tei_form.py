@@ -23,7 +23,6 @@ from hf_transformer.errors import (
     PredictorError,
     PredictorTimeout,
     RequestError,
-    TooLarge,
     TooManyRequests,
     Unavailable,
     describe,
@@ -44,6 +43,8 @@ PARAMETERS: Mapping[str, str] = {
 """The task's parameters by the dialect's fields; ``truncation_direction`` has other values too."""
 TRUNCATION = ("truncate", "truncation_direction")
 _NAMES = {ours: theirs for theirs, ours in PARAMETERS.items()} | {"truncation_side": "truncation_direction"}
+VALIDATED = ("prompt_name", "dimensions")
+"""Fields whose values the original compares with the model."""
 TEXT_OR_IDS = "a text or a list of token ids"
 
 
@@ -176,8 +177,9 @@ def error_kind(error: RequestError) -> tuple[int, str]:
         return 400, "Empty"
     if isinstance(error, InvalidInput) and error.path in ("model", "representations"):  # a model of another kind
         return 424, "Backend"
-    if isinstance(error, InvalidInput | TooLarge) and error.path != "body":
-        return 422, "Validation"
+    if isinstance(error, InvalidInput) and error.path != "body":
+        # The original's check of a value is a 413; a field of another type fails in its parser, with 422.
+        return 413 if error.path.rpartition(".")[2] in VALIDATED else 422, "Validation"
     return error.status, "Validation" if error.status < 500 else "Backend"
 
 

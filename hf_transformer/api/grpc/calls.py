@@ -38,15 +38,15 @@ class ActiveCalls:
     """Counts running handlers in ``active``, and all calls so far in ``started``.
 
     If ``keys`` is true, the predictor does not get the clients' API keys. If ``timing`` is true, responses have the
-    trailing metadata server-timing.
+    trailing metadata server-timing, with the time of tokenization if ``tokenize_timing`` is true.
     """
 
-    def __init__(self, *, keys: bool = False, timing: bool = True) -> None:
+    def __init__(self, *, keys: bool = False, timing: bool = True, tokenize_timing: bool = False) -> None:
         self.started = self.active = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._forwarded = _FORWARDED - _KEY_HEADERS if keys else _FORWARDED
-        self._timing = timing
+        self._timing, self._tokenize_timing = timing, tokenize_timing
 
     def __enter__(self) -> None:
         self.started += 1
@@ -92,7 +92,7 @@ class ActiveCalls:
                 await abort(rpc, failure, context)
             metadata = trailing_metadata(context)
             if self._timing and context.predict > 0:
-                metadata.append(("server-timing", server_timing(context).decode()))
+                metadata.append(("server-timing", server_timing(context, self._tokenize_timing).decode()))
             rpc.set_trailing_metadata(tuple(metadata))
             return response
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
-from hf_transformer.api.auth import API, REFUSED, ApiKeys
+from hf_transformer.api.auth import API, CONTROL_METHODS, ApiKeys
 from hf_transformer.observability.access_log import AccessRecord, check_format, write_line
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
@@ -37,7 +38,6 @@ PUBLIC_METHODS = (
 """Methods that require no API key, like their HTTP equivalents."""
 HANDLER_KINDS: dict[tuple[bool, bool], tuple[str, Any]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
 """Name of the handler's attribute, and its constructor, by (request_streaming, response_streaming)."""
@@ -49,15 +49,18 @@ Metadata = Iterable[tuple[str, str | bytes]]
 class CallGuard(Interceptor):
     """Ends calls without a valid API key as UNAUTHENTICATED, and logs each finished call at level INFO.
 
-    If ``keys`` is None, calls need no key. If ``log_format`` is None, there is no log. Raises ConfigError for an
-    unknown atom in the format.
+    If ``keys`` is None, calls need no key; those of model control need one of ``control_keys`` instead. If
+    ``log_format`` is None, there is no log. Raises ConfigError for an unknown atom in the format.
     """
 
-    def __init__(self, metrics: Metrics, keys: ApiKeys | None, log_format: str | None) -> None:
+    def __init__(
+        self, metrics: Metrics, keys: ApiKeys | None, log_format: str | None, control_keys: ApiKeys | None = None
+    ) -> None:
         if log_format is not None:
             check_format(log_format)
         self._metrics = metrics
         self._keys = keys
+        self._control_keys = dict.fromkeys((f"{LOGGED_PREFIX}{name}" for name in CONTROL_METHODS), control_keys or keys)
         self._log_format = log_format
         self._logger = logging.getLogger(ACCESS_LOGGER)
 
@@ -70,18 +73,19 @@ class CallGuard(Interceptor):
             return handler
         attribute, constructor = HANDLER_KINDS[handler.request_streaming, handler.response_streaming]
         behavior = getattr(handler, attribute)
-        if self._keys is not None and call.method not in PUBLIC_METHODS:
-            if not self._keys.accept(_as_headers(call.invocation_metadata or ())):
+        keys = self._control_keys.get(call.method, self._keys)
+        if keys is not None and call.method not in PUBLIC_METHODS:
+            if not keys.accept(_as_headers(call.invocation_metadata or ())):
                 # A stream handler ends the call before gRPC reads the message.
-                (_, constructor), behavior = HANDLER_KINDS[True, True], self._refuse
+                (_, constructor), behavior = HANDLER_KINDS[True, True], partial(self._refuse, keys)
         if self._log_format is not None and call.method.startswith(LOGGED_PREFIX):
             behavior = self._logged(call.method, behavior, self._log_format)
         wrapped: Handler = constructor(behavior, handler.request_deserializer, handler.response_serializer)
         return wrapped
 
-    async def _refuse(self, messages: Any, rpc: Any) -> None:
+    async def _refuse(self, keys: ApiKeys, messages: Any, rpc: Any) -> None:
         self._metrics.count_request(API, 401)
-        await rpc.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
+        await rpc.abort(grpc.StatusCode.UNAUTHENTICATED, keys.refused)
 
     def _logged(self, method: str, behavior: Any, log_format: str) -> Any:
         async def call(request: Any, rpc: Any) -> Any:

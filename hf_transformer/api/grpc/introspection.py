@@ -6,7 +6,7 @@ Sources: https://github.com/grpc/grpc/blob/master/doc/health-checking.md and ser
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from hf_transformer.api.grpc.calls import ActiveCalls, Rpc
 from hf_transformer.api.service import Models, Service
@@ -41,11 +42,18 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.request import Context, Json
 from hf_transformer.types.tensors import ModelDescription
 
+REFLECTION: Final[str] = reflection.SERVICE_NAME
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
 """Response class of Health/List; None if grpcio-health-checking is older than 1.85."""
 WATCH_SECONDS = 1.0
 """Interval between two checks of a watched service."""
+
+MAX_CONNECTION_WATCHES = 32
+"""Maximum watches of a connection. A client needs one for each service."""
+MIN_WATCHES, CONNECTIONS_PER_WATCH = 64, 16
+"""Maximum watches of all connections: one for every 16 of --max_connections, but not fewer than 64. Each looks at the
+models once a second."""
 
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 JsonMethod = Callable[[Any], Json | Awaitable[Json]]
@@ -99,12 +107,11 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
 
 
 def _control_parameters(request: Any) -> dict[str, Json]:
-    """Returns the parameters in the form of REST, with the contents of files as base64."""
-    values = {}
-    for name, parameter in request.parameters.items():
-        value = getattr(parameter, parameter.WhichOneof("parameter_choice") or "string_param")
-        values[name] = b64encode(value).decode() if isinstance(value, bytes) else value
-    return values
+    """Returns the values of a request's parameters."""
+    return {
+        name: getattr(parameter, parameter.WhichOneof("parameter_choice") or "string_param")
+        for name, parameter in request.parameters.items()
+    }
 
 
 async def _call_json(name: str, method: JsonMethod, body: bytes, context: Context) -> bytes:
@@ -126,9 +133,11 @@ class Health:
     NOT_SERVING, and watches end.
     """
 
-    def __init__(self, models: Models, closing: asyncio.Event) -> None:
+    def __init__(self, models: Models, closing: asyncio.Event, max_connections: int) -> None:
         self._models = models
         self._closing = closing
+        self._watchers: Counter[str] = Counter()
+        self._max_watches = max(MIN_WATCHES, max_connections // CONNECTIONS_PER_WATCH)
 
     @property
     def _names(self) -> list[str]:
@@ -159,19 +168,28 @@ class Health:
         return HEALTH_LIST(statuses=statuses)
 
     async def watch(self, request: HealthCheckRequest, rpc: Rpc) -> AsyncIterator[HealthCheckResponse]:
-        """Yields the current status of a service and every change; SERVICE_UNKNOWN for an unknown name."""
-        last: int | None = None
-        while True:
-            closing = self._closing.is_set()
-            status = await self._status(request.service)
-            if status != last:
-                yield HealthCheckResponse(status=status)
-                last = status
-            if closing:
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_SECONDS):
-                    await self._closing.wait()
+        """Yields the current status of a service and every change; SERVICE_UNKNOWN for an unknown name. Ends the call
+        as RESOURCE_EXHAUSTED if there are too many watches."""
+        peer = rpc.peer()
+        if self._watchers[peer] >= MAX_CONNECTION_WATCHES or self._watchers.total() >= self._max_watches:
+            expected = f"at most {MAX_CONNECTION_WATCHES} watches of a connection, {self._max_watches} of all"
+            await rpc.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"expected {expected} (--max_connections), got more")
+        self._watchers[peer] += 1
+        try:
+            last: int | None = None
+            while True:
+                closing = self._closing.is_set()
+                status = await self._status(request.service)
+                if status != last:
+                    yield HealthCheckResponse(status=status)
+                    last = status
+                if closing:
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_SECONDS):
+                        await self._closing.wait()
+        finally:
+            self._watchers -= Counter((peer,))  # drops a peer without watches
 
     async def _status(self, service: str) -> HealthCheckResponse.ServingStatus.ValueType:
         if service not in self._names:
@@ -187,8 +205,8 @@ class Health:
         return HealthCheckResponse.SERVING
 
 
-def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:
-    """Adds grpc.reflection.v1alpha for all services. For V2, reflection lists only ``methods``."""
+def reflection_methods(methods: Collection[str]) -> Handlers:
+    """Returns the handlers of grpc.reflection.v1alpha for all services. For V2, reflection lists only ``methods``."""
     pool = DescriptorPool()
     for module in (health_pb2, reflection_pb2, pb):
         file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
@@ -198,5 +216,8 @@ def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:
             del service.method[:]
             service.method.extend(served)
         pool.AddSerializedFile(file.SerializeToString())
-    names = (SERVICE, HEALTH, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server, pool)
+    names = (SERVICE, HEALTH, REFLECTION)
+    parse, serialize = ServerReflectionRequest.FromString, ServerReflectionResponse.SerializeToString
+    aio: Any = reflection.aio  # type: ignore[attr-defined]  # missing in the stubs
+    reflect = aio.ReflectionServicer(names, pool=pool).ServerReflectionInfo
+    return {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(reflect, parse, serialize)}

@@ -15,7 +15,6 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -35,6 +34,7 @@ from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ForcedCallParser, ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits, check_depth, check_size
+from hf_transformer.protocol.server_codec import note_ignored, note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
@@ -54,12 +54,13 @@ STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 CACHE_CONTROL = "cache_control"
 """Caching hint from clients of Anthropic's models in messages, parts and tools. It has no effect."""
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
+CALL_FIELDS = ("id", "type", "function")
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+"""Types of parts in an assistant's content that the model does not read."""
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
 MAX_TOOLS = 128
 """OpenAI's maximum number of tools."""
-MAX_INLINE_BYTES = 20_000
-"""Maximum body size for rendering the prompt on the event loop. Larger requests use a thread."""
 Delta = tuple[dict[str, Json], Json, str | None]
 """A change of the message, its log probabilities, and the finish reason."""
 _CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
@@ -95,7 +96,7 @@ async def prepare(
     if form.may_call and not template.supports_tools:
         hint = f"the chat template of {model.name!r} does not support them; leave them out"
         raise InvalidInput("tools", "no tools", hint=hint)
-    prompt = await render_prompt(service, call, template, parameters, without_strict(tools) if form.may_call else [])
+    prompt = await render_prompt(call, template, parameters, without_strict(tools) if form.may_call else [])
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
     return made, stream
@@ -123,7 +124,7 @@ def require_template(model: GenerativeModel) -> ChatTemplate:
 
 
 async def render_prompt(
-    service: Service, call: Call, template: ChatTemplate, parameters: Parameters, tools: Sequence[Json], **given: Json
+    call: Call, template: ChatTemplate, parameters: Parameters, tools: Sequence[Json], **given: Json
 ) -> str:
     """Renders the chat of a request as a prompt that contains its special tokens. ``given`` are further variables.
 
@@ -131,24 +132,21 @@ async def render_prompt(
         InvalidInput: a field is invalid, or the template rejects the messages.
         TooLarge: the chat exceeds a limit.
     """
-    messages = read_messages(parameters.get("messages"), call.limits)
+    messages = read_messages(parameters.get("messages"), call.limits, call.context.ignored)
     variables = expect(parameters.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
     variables = without_nulls(variables or {})
     check_depth("chat_template_kwargs", variables, call.limits)
     for name in variables:
         if name in RESERVED_VARIABLES:
             raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
-    render = partial(
-        template.render,
+    return await template.render_off_loop(
+        len(call.body),
         messages,
         tools=tools or None,
         add_generation_prompt=parameters.flag("add_generation_prompt", True),
         continue_final_message=parameters.flag("continue_final_message", False),
         **{**variables, **given},
     )
-    if len(call.body) <= MAX_INLINE_BYTES:
-        return render()
-    return await asyncio.get_running_loop().run_in_executor(service.executor, render)
 
 
 def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
@@ -159,10 +157,12 @@ def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
 # Messages and tools
 
 
-def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
+def read_messages(value: Json, limits: JsonLimits, ignored: list[str]) -> list[dict[str, Json]]:
     """Converts messages to the form that templates expect: text contents, and objects as arguments of tool calls.
 
-    Arguments are JSON in a string, so ``limits`` apply to them separately from the body.
+    Arguments are JSON in a string, so ``limits`` apply to them separately from the body. An assistant's message may
+    have fields of the server or library that made it, such as ``parsed``; they have no effect, and ``ignored`` gets
+    their names.
 
     Raises:
         InvalidInput: a message has a missing, unknown or invalid field.
@@ -172,7 +172,7 @@ def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
         got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
         raise InvalidInput("messages", "a list of messages", got)
     functions: dict[str, dict[str, Json]] = {}
-    messages = [_read_message(message, f"messages[{index}]", functions) for index, message in enumerate(value)]
+    messages = [_read_message(message, f"messages[{index}]", functions, ignored) for index, message in enumerate(value)]
     check_depth("messages", [message.get("tool_calls") for message in messages], limits)
     texts = [function["arguments"] for function in functions.values() if isinstance(function["arguments"], str)]
     if sum(map(len, texts)) > SMALL_BYTES:
@@ -190,13 +190,17 @@ def read_messages(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     return messages
 
 
-def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]]) -> dict[str, Json]:
+def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]], ignored: list[str]) -> dict[str, Json]:
     """Reads a message. Adds each called function to ``functions`` by its path, with unparsed arguments."""
     message = without_nulls(expect(value, dict, path, "an object"))
-    for name in message:
-        if name not in MESSAGE_FIELDS:
-            raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(MESSAGE_FIELDS)}", "an unknown name")
     role = message.get("role")
+    for name in message:
+        if name in MESSAGE_FIELDS:
+            continue
+        if role != "assistant" or name == "function_call":  # the older form of a call has a meaning
+            hint = "calls are in tool_calls" if name == "function_call" else ""
+            raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(MESSAGE_FIELDS)}", "an unknown name", hint)
+        note_ignored(f"messages.{name}", ignored)
     if not isinstance(role, str) or role not in ROLES:
         got = "nothing" if role is None else describe(role, quote=True)
         raise InvalidInput(f"{path}.role", f"one of {', '.join(ROLES)}", got)
@@ -205,10 +209,13 @@ def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]])
         raise InvalidInput(f"{path}.tool_calls", "no calls", describe(calls), "only the assistant calls tools")
     annotations = message.get("annotations", [])
     if annotations != []:
-        raise InvalidInput(f"{path}.annotations", "an empty list", describe(annotations), "the model can't read them")
+        if role != "assistant":
+            hint = "the model can't read them"
+            raise InvalidInput(f"{path}.annotations", "an empty list", describe(annotations), hint)
+        note_ignored("messages.annotations", ignored)
     if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type") not in (None, "ephemeral"):
         raise InvalidInput(f"{path}.{CACHE_CONTROL}", '{"type": "ephemeral"}', describe(mark))
-    content = _read_content(message, path)
+    content = _read_content(message, path, ignored)
     if content is None and not calls:
         raise InvalidInput(f"{path}.content", "a string or a list of parts", "nothing")
     text = _read_text("" if content is None else content, f"{path}.content")
@@ -216,14 +223,26 @@ def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]])
     for name in STRINGS:
         if name in message:
             rendered[name] = expect(message[name], str, f"{path}.{name}", "a string")
-    if tool_calls := _read_calls(calls, f"{path}.tool_calls", functions):  # some templates only test for the key
+    if tool_calls := _read_calls(
+        calls, f"{path}.tool_calls", functions, ignored
+    ):  # some templates only test for the key
         rendered["tool_calls"] = tool_calls
     return rendered
 
 
-def _read_content(message: Mapping[str, Json], path: str) -> Json:
-    """Returns the content of a message. An assistant's refusal may replace the content."""
+def _read_content(message: Mapping[str, Json], path: str, ignored: list[str]) -> Json:
+    """Returns the content of a message. An assistant's refusal may replace the content, or be a part of it. The parts
+    of an assistant's thoughts have no effect."""
     content, refusal = message.get("content"), message.get("refusal")
+    if message["role"] == "assistant" and isinstance(content, list):
+        parts = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind in THOUGHTS:
+                note_ignored(f"messages.content.{kind}", ignored)
+            else:
+                parts.append({"type": "text", "text": part.get("refusal")} if kind == "refusal" else part)
+        content = parts
     if refusal is None:
         return content
     expect(refusal, str, f"{path}.refusal", "a string")
@@ -253,8 +272,9 @@ def _read_text(content: Json, path: str) -> str:
     return "\n".join(texts)
 
 
-def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]]) -> list[Json]:
-    """Reads the tool calls of a message; see _read_message for ``functions``."""
+def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]], ignored: list[str]) -> list[Json]:
+    """Reads the tool calls of a message; see _read_message for ``functions``. Templates may render all fields of a
+    call, so the result excludes others than OpenAI's."""
     calls = []
     for index, call in enumerate(expect(value, list, path, "a list")):
         function = call.get("function") if isinstance(call, dict) else None
@@ -262,7 +282,9 @@ def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]]) -
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidInput(key, "an object with the string name", describe(function))
         functions[key] = {"name": function["name"], "arguments": function.get("arguments")}
-        calls.append(without_nulls(call) | {"function": functions[key]})
+        known = {name: member for name, member in without_nulls(call).items() if name in CALL_FIELDS}
+        calls.append(known | {"function": functions[key]})
+        note_unknown((f"messages.tool_calls.{name}" for name in call if name not in CALL_FIELDS), (), ignored)
     return calls
 
 

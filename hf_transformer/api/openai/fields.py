@@ -9,6 +9,7 @@ https://platform.openai.com/docs/guides/error-codes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -17,7 +18,7 @@ import orjson
 from hf_transformer.api.call import Call
 from hf_transformer.api.errors import expect, expect_items, require_few
 from hf_transformer.api.service import Model, Service
-from hf_transformer.errors import InvalidInput, RequestError, UnknownModel, describe
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, RequestError, UnknownModel, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.request import Answers, Json
 
@@ -104,6 +105,9 @@ IGNORED_FIELDS: Final = (
 """All fields without effect. Other models or servers accept more values for some of these fields."""
 MAX_METADATA_KEYS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits for metadata: maximum number of keys, and maximum characters of a key and of a value."""
+TOO_LONG = "context_length_exceeded"
+LONG_FIELDS = ("messages", "prompt", "input", "query", "documents")
+"""Fields whose texts may be too long, as errors name them."""
 SHOWN_NAMES = 5
 """Maximum number of unknown fields in an error message."""
 Ids = TypeVar("Ids")
@@ -242,14 +246,33 @@ def usage(answers: Answers) -> dict[str, Json]:
     return {"prompt_tokens": answers.tokens, "total_tokens": answers.tokens}
 
 
+def status_of(error: RequestError) -> int:
+    """Returns the status of an error: 400 for a text that is too long, for which clients look."""
+    return 400 if isinstance(error, ContextLengthExceeded) else error.status
+
+
+def message_of(error: RequestError) -> str:
+    """Returns the message of an error. For a text that is too long, it has the sentences of OpenAI and vLLM, and the
+    code, since clients look for them: LangChain reads the code there."""
+    if not isinstance(error, ContextLengthExceeded):
+        return str(error)
+    what = re.split(r"\W", error.path)[0]
+    what = what if what in LONG_FIELDS else "input"
+    resulted = f" However, your {what} resulted in {error.got} tokens." if error.counted else ""
+    limit = f"This model's maximum context length is {error.limit} tokens."
+    return f"{error.without_hint}. {limit}{resulted} Please reduce the length of the {what}. ({TOO_LONG})"
+
+
 def render_error(error: RequestError, status: int) -> bytes:
     """Serializes an error in OpenAI's form."""
     param = None if error.path in ("", "body") else error.path
     kind, code = "invalid_request_error" if status < 500 else "server_error", None
-    if isinstance(error, UnknownModel):
+    if isinstance(error, ContextLengthExceeded):
+        code = TOO_LONG
+    elif isinstance(error, UnknownModel):
         code = "model_not_found"
     elif status == 405:
         code = "method_not_supported"
     elif status == 429:  # OpenAI's type names the exceeded limit, "requests" or "tokens"
         kind, code = "requests", "rate_limit_exceeded"
-    return orjson.dumps({"error": {"message": str(error), "type": kind, "param": param, "code": code}})
+    return orjson.dumps({"error": {"message": message_of(error), "type": kind, "param": param, "code": code}})

@@ -24,7 +24,7 @@ from hf_transformer.api.responses import reply
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.model import GenerativeModel
-from hf_transformer.generation.sampling import PROMPT_LOGPROBS, STRUCTURED
+from hf_transformer.generation.sampling import GUIDED, PROMPT_LOGPROBS, STRUCTURED
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings
@@ -36,7 +36,7 @@ SAMPLING = (
     "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
     "repetition_penalty logit_bias ignore_eos"
 ).split()
-SHARED = ("model", "stream", "stream_options", PROMPT_LOGPROBS, STRUCTURED, *SAMPLING)
+SHARED = ("model", "stream", "stream_options", PROMPT_LOGPROBS, STRUCTURED, *GUIDED, *SAMPLING)
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's defaults: sampling from the whole distribution."""
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")

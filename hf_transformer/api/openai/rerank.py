@@ -8,7 +8,7 @@ The API also accepts the task's parameters, and the fields of the APIs that have
 
     Cohere  max_tokens_per_doc, max_chunks_per_doc, rank_fields; ``meta`` in the answer
     Jina    ``object`` in the answer
-    Voyage  top_k, truncation; a body with one of these gets the results as ``data`` too
+    Voyage  top_k, truncation; the results as ``data`` too
     vLLM    max_tokens_per_query, truncate_prompt_tokens, truncation_side, use_activation, instruction; content parts
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
@@ -58,15 +58,14 @@ FIELDS = (
     *("model", "query", "documents", "rank_fields", *ignored_fields("rerank")),
     *(*PER_TEXT, *TOP, *SCORES, *TRUNCATION_FIELDS, *PARAMETERS, MAX_CHUNKS),
 )
-VOYAGE = ("top_k", "truncation")
-"""Fields of Voyage's body alone; its client always sends ``truncation``."""
 INSTANCE = "documents[0]"
 
 
-async def create(service: Service, call: Call, *, shared: bool = False) -> Response:
-    """Answers one request. At a path that other APIs share, the answer has the fields of all. Raises RequestError."""
+async def create(service: Service, call: Call, *, shared: bool = False, infinity: bool = False) -> Response:
+    """Answers one request. At a path that other APIs share, the answer has the fields of all. In Infinity's API a
+    document is a string, and absent by default. Raises RequestError."""
     model, parameters = read_request(service, call, "rerank", FIELDS)
-    defaults: dict[str, Json] = {"return_documents": True}  # as vLLM and Jina do
+    defaults: dict[str, Json] = {"return_documents": not infinity}  # True as vLLM and Jina do
     if MAX_CHUNKS in parameters:
         count, task = parameters.integer(MAX_CHUNKS, 1, 1), model.task
         if task.settings.on_overflow == "window" and MAX_CHUNKS in task.parameters:
@@ -80,8 +79,10 @@ async def create(service: Service, call: Call, *, shared: bool = False) -> Respo
     answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
     if shared:
         answer |= {"object": "list", "meta": render_meta(answers, "1", searches=1)}
-        if any(field in parameters for field in VOYAGE):
-            answer["data"] = as_voyage(results, parameters.flag("return_documents", False))
+        answer["data"] = with_texts(results, parameters.flag("return_documents", False))
+    if infinity:
+        answer["object"] = "rerank"
+        results = with_texts(results, parameters.flag("return_documents", False))
     return reply(orjson.dumps({**answer, "results": results}))
 
 
@@ -106,8 +107,8 @@ def render_meta(answers: Answers, version: str, searches: int = 0) -> dict[str, 
     }
 
 
-def as_voyage(results: Sequence[Json], with_documents: bool) -> list[Json]:
-    """Renders results as Voyage does: a document is its text, and absent by default."""
+def with_texts(results: Sequence[Json], with_documents: bool) -> list[Json]:
+    """Renders results as Voyage and Infinity do: a document is its text, and absent by default."""
     names = ("relevance_score", "index")
     return [
         {name: one[name] for name in names} | ({"document": one["document"]["text"]} if with_documents else {})

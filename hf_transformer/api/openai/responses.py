@@ -30,6 +30,7 @@ from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, RequestError, describe
 from hf_transformer.generation.types import Piece
+from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
@@ -92,7 +93,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
     if kind not in (("function",) if isinstance(choice, dict) else (None, "none", "auto", "required")):
         expected = 'none, auto, required or {"type": "function", "name": ...}'
         raise InvalidInput("tool_choice", expected, describe(kind, quote=True), BUILT_IN)
-    messages, calls = _read_input(parameters.get("input"), parameters.string("instructions"))
+    messages, calls = _read_input(parameters.get("input"), parameters.string("instructions"), call.context.ignored)
     fields: dict[str, Json] = {name: parameters.get(name) for name in AS_IN_CHATS} | {
         "messages": messages,
         "tools": _read_tools(parameters.get("tools")),
@@ -137,7 +138,9 @@ def _in_chats(value: Json, kind: str) -> Json:
     return {"type": kind, kind: {name: member for name, member in value.items() if name != "type"}}
 
 
-def _read_input(value: Json, instructions: str | None) -> tuple[list[dict[str, Json]], dict[str, str]]:
+def _read_input(
+    value: Json, instructions: str | None, ignored: list[str]
+) -> tuple[list[dict[str, Json]], dict[str, str]]:
     """Converts items to a chat's messages. Returns them, and by the path of each of their calls the path of its item.
 
     A call joins the assistant's message before it. Raises InvalidInput.
@@ -151,7 +154,7 @@ def _read_input(value: Json, instructions: str | None) -> tuple[list[dict[str, J
     paths: dict[str, str] = {}
     for index, given in enumerate(value):
         path = f"input[{index}]"
-        item = _read_item(given, path)
+        item = _read_item(given, path, ignored)
         if item["type"] == "message":
             messages.append({"role": item["role"], "content": _read_content(item.get("content"), f"{path}.content")})
         elif item["type"] == "function_call_output":
@@ -167,14 +170,19 @@ def _read_input(value: Json, instructions: str | None) -> tuple[list[dict[str, J
     return messages, paths
 
 
-def _read_item(value: Json, path: str) -> dict[str, Json]:
-    """Checks an item except for its content. Returns it with its type and without nulls."""
+def _read_item(value: Json, path: str, ignored: list[str]) -> dict[str, Json]:
+    """Checks an item except for its content. Returns it with its type and without nulls. Other fields of an item that a
+    model has made, such as ``parsed_arguments``, have no effect; ``ignored`` gets their names."""
     item = {"type": "message", **without_nulls(expect(value, dict, path, "an object"))}
     kind = item["type"]
     if not isinstance(kind, str) or kind not in ITEMS:
         hint = "the service stores nothing; send the item itself" if kind == "item_reference" else BUILT_IN
         raise InvalidInput(path, f"one of the types {', '.join(ITEMS)}", describe(kind, quote=True), hint)
-    _check_names(item, ("type", "id", "status", *ITEMS[kind]), path)
+    known = ("type", "id", "status", *ITEMS[kind])
+    if kind in ("function_call", "reasoning") or item.get("role") == "assistant":
+        note_unknown((f"input.{name}" for name in item if name not in known), (), ignored)
+    else:
+        _check_names(item, known, path)
     if kind == "message" and item.get("role") not in ROLES:
         raise InvalidInput(f"{path}.role", f"one of {', '.join(ROLES)}", describe(item.get("role"), quote=True))
     for name in ITEMS[kind]:

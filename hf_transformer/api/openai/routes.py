@@ -8,7 +8,7 @@
     GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
     GET  {prefix}/v1/models/{m}         {"id", "object": "model", "created", "owned_by"}
 
-Without a prefix, V1 has the same last two routes. V1 then serves them, with the fields of both APIs.
+V1 has the last two routes without the prefix, with the fields of both APIs.
 
 Source: https://platform.openai.com/docs/api-reference
 """
@@ -24,7 +24,7 @@ from starlette.routing import Route
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
-from hf_transformer.api.openai.fields import render_error
+from hf_transformer.api.openai.fields import render_error, status_of
 from hf_transformer.api.responses import json_route
 from hf_transformer.api.service import Models, Service
 from hf_transformer.types.request import Json
@@ -43,7 +43,10 @@ def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
         "rerank": partial(rerank.create, service),
     }
     base = f"{root_of(prefix)}/v1"
-    return [(f"{base}/{path}", Endpoint("openai", handle, render_error, service)) for path, handle in handlers.items()]
+    return [
+        (f"{base}/{path}", Endpoint("openai", handle, render_error, service, status=status_of))
+        for path, handle in handlers.items()
+    ]
 
 
 def routes(service: Service, prefix: str) -> list[Route]:
@@ -61,11 +64,6 @@ def routes(service: Service, prefix: str) -> list[Route]:
         json_route(f"{root}/v1/models", lambda: {"object": "list", "data": list(cards().values())}),
         json_route(f"{root}/v1/models/{{model}}", card),
     ]
-
-
-def shared_cards(service: Service, prefix: str) -> Cards | None:
-    """Returns ``model_cards`` for V1's routes; None if the OpenAI API has its own routes."""
-    return None if root_of(prefix) else model_cards(service.models)
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:

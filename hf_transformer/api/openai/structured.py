@@ -1,7 +1,8 @@
 """The form of a chat's answer: ``response_format``, ``tools`` with ``strict``, and ``tool_choice``.
 
 A request has at most one constraint. Tools that the model may call go together with a JSON format: then a constraint of
-the kind ``tool`` holds calls to their schemas, and the message without a call to the format.
+the kind ``tool`` holds calls to their schemas, and the message without a call to the format. Where ``tool_choice``
+forces a call, the format has no text to hold.
 
 Sources: https://platform.openai.com/docs/guides/structured-outputs and .../function-calling
 """
@@ -20,7 +21,7 @@ from hf_transformer.generation.constraint import (
     calls_schema,
     read_schema,
 )
-from hf_transformer.generation.sampling import STRUCTURED
+from hf_transformer.generation.sampling import structured_fields
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.request import Json
 
@@ -67,18 +68,17 @@ def read_form(
     answer = _read_format(parameters.get(FORMAT), max_bytes)
     if mode == "none":
         return MessageForm(answer, False, None)
-    if mode == "required":
-        for field in (FORMAT, STRUCTURED):
-            if answer is not None if field == FORMAT else field in parameters:
-                raise InvalidInput(field, "one constraint in a request", f"another one in {CHOICE}")
+    if mode == "required":  # the format is that of the text, and a message of calls alone has none
+        for field in structured_fields(parameters):
+            raise InvalidInput(field, "one constraint in a request", f"another one in {CHOICE}")
         schemas = _schemas(tools, max_bytes)
         schema = calls_schema(schemas, single=single) if name is None else schemas[name]
         forced = Constraint.of("json_schema", schema), CHOICE
         return MessageForm(forced, True, ANY_TOOL if name is None else name)
     strict = [_is_strict(tool, index) for index, tool in enumerate(tools)]
-    if STRUCTURED in parameters:
+    for field in structured_fields(parameters):
         hint = f"set a schema in {FORMAT}, or leave out the tools"
-        raise InvalidInput(STRUCTURED, "no constraint on a message that may call tools", hint=hint)
+        raise InvalidInput(field, "no constraint on a message that may call tools", hint=hint)
     if answer is None and not any(strict):
         return MessageForm(None, True, None)
     schemas = _schemas(tools, max_bytes)

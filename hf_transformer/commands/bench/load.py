@@ -75,7 +75,8 @@ class Target:
         try:
             status, content = uvloop.run(answer())
         except (OSError, HttpError) as error:
-            raise LoadError(f"{self.address} does not answer: {error or type(error).__name__}") from error
+            reason = f"{self.address} does not answer: {error or type(error).__name__}"
+            raise LoadError(f"{reason}; is the service running there?") from error
         try:
             return status, orjson.loads(content)
         except orjson.JSONDecodeError:

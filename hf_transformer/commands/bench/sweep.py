@@ -73,6 +73,11 @@ class Setup:
         self._serving = chosen(ModelEntries(self._flags, environ), flags.model_name)
         self.model = self._serving.model_name
         self.at_triton = self._serving.predictor_model or self.model  # the name in Triton
+        if local and self.at_triton != (started := _model_name(flags)):
+            raise ConfigError(
+                f"--service_flags: the service asks for the model {self.at_triton!r}, but bench starts Triton with "
+                f"{started!r}; set --model_name and --model_repository of bench, or --predictor_host in --service_flags"
+            )
         over_rest = self._serving.predictor_protocol == "v2" and not self._serving.predictor_use_ssl
         self.triton = Target.at(self._serving.predictor_host) if over_rest else None
         """Triton's REST address, or None if the service uses gRPC or TLS."""
@@ -84,10 +89,13 @@ class Setup:
 
     def _start_triton(self, stack: ExitStack, options: Namespace) -> list[str]:
         """Starts Triton; returns flags that connect the service to this Triton."""
-        name = options.model_name or EXAMPLES["fill_mask"].model
+        name = _model_name(options)
         model = (options.model_repository or default_model_repository()).absolute() / name
         if not (model / "config.pbtxt").is_file():
-            raise ConfigError(f"--model_repository: {model} has no config.pbtxt")
+            raise ConfigError(
+                f"--model_repository={model.parent}: expected Triton's model repository with the model {name!r} "
+                f"(--model_name), found no {name}/config.pbtxt"
+            )
         log = self._folder / "triton.log"
         triton = stack.enter_context(
             LocalTriton(
@@ -158,6 +166,11 @@ def chosen(entries: ModelEntries, name: str | None) -> Config:
             return config
     names = ", ".join(config.model_name for config in configs)
     raise ConfigError(f"--model_name: expected a model of {entries.path}: {names}")
+
+
+def _model_name(flags: Namespace) -> str:
+    """The model of the Triton that bench starts."""
+    return flags.model_name or EXAMPLES["fill_mask"].model
 
 
 def settings_text(settings: Settings) -> str:

@@ -9,7 +9,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 from task import answer
 
-MODES = ("TOOLS", "JSON", "JSON_SCHEMA")
+MODES = ("TOOLS", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS")
 
 
 class Place(BaseModel):
@@ -42,8 +42,10 @@ def use(task: dict[str, Any]) -> dict[str, Any]:
         options: dict[str, Any] = {"model": task["model"], "messages": messages, "response_model": Visit}
         if name == "JSON":
             options |= {"response_model": Anything, "logit_bias": task["bias"] or None}
+        if name == "RESPONSES_TOOLS":
+            options["text"] = {"format": {"type": "json_object"}}
         try:
-            found[name] = client.chat.completions.create(max_retries=0, seed=5, **options).model_dump()
+            found[name] = client.chat.completions.create(max_retries=0, extra_body={"seed": 5}, **options).model_dump()
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
     return found

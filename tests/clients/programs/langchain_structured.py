@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
@@ -43,6 +44,12 @@ def use(task: dict[str, Any]) -> dict[str, Any]:
     for chunk in forced.stream(task["message"]):
         whole = chunk if whole is None else whole + chunk
     found["stream"] = whole.tool_calls
+    formed = chat.bind_tools([weather], tool_choice="any", strict=True, response_format=Visit)
+    found["with_format"] = formed.invoke(task["message"]).tool_calls
+    try:
+        chat.invoke("word " * 5000)
+    except ContextOverflowError as error:
+        found["long"] = str(error)
     found["named"] = chat.bind_tools([weather], tool_choice="weather").invoke(task["message"]).tool_calls
     return found
 

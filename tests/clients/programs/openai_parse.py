@@ -26,8 +26,18 @@ def use(task: dict[str, Any]) -> dict[str, Any]:
     [call] = (
         parse(tools=tools, tool_choice="required", parallel_tool_calls=False, **options).choices[0].message.tool_calls
     )
+    message = parse(response_format=Visit, **options).choices[0].message
+    again: dict[str, Any] = {**options, "messages": [*messages, message, *messages], "max_tokens": 4}
+    both = parse(tools=tools, tool_choice="required", response_format=Visit, parallel_tool_calls=False, **options)
+    try:
+        client.chat.completions.create(**{**options, "messages": [{"role": "user", "content": "word " * 5000}]})
+    except openai.BadRequestError as error:
+        long = error.code
     return {
-        "parsed": parse(response_format=Visit, **options).choices[0].message.parsed.model_dump(),
+        "parsed": message.parsed.model_dump(),
+        "sent_back": client.chat.completions.create(**again).choices[0].message.role,
+        "tool_and_format": both.choices[0].message.tool_calls[0].function.parsed_arguments.model_dump(),
+        "long": long,
         "streamed": streamed.model_dump(),
         "events": sorted(kinds),
         "tool": [call.function.name, call.function.parsed_arguments.model_dump()],

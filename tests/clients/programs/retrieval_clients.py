@@ -49,10 +49,17 @@ def embedding(url: str, task: dict[str, Any]) -> dict[str, Any]:
         "types": {name: getattr(typed, "float_" if name == "float" else name) for name in types},
         "voyage_int8": voyage.embed(texts, model, input_type="query", output_dtype="int8").embeddings,
         "voyage_ubinary": voyage.embed(texts, model, input_type="query", output_dtype="ubinary").embeddings,
+        "models": [one.id for one in NVIDIAEmbeddings.get_available_models(base_url=f"{url}/v1", api_key=KEY)],
         "late": [one.embeddings for one in late.results],
         "errors": {
             "cohere": failure(lambda: second.embed(**{**queries, "model": "other"}, embedding_types=["float"])),
             "voyage": failure(lambda: voyage.embed(texts, "other")),
+            "cohere_long": failure(
+                lambda: second.embed(
+                    **{**queries, "texts": ["word " * 999]}, embedding_types=["float"], truncate="NONE"
+                )
+            ),
+            "voyage_long": failure(lambda: voyage.embed(["word " * 999], model, truncation=False)),
             "nim": failure(
                 lambda: NVIDIAEmbeddings(base_url=f"{url}/v1", model=model, dimensions=999).embed_query("a")
             ),

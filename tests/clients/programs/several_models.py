@@ -30,9 +30,10 @@ def with_tritonclient(module: Any, address: str, task: dict[str, Any]) -> dict[s
         output = response["outputs"][0]["name"] if isinstance(response, dict) else response.outputs[0].name
         answer = result.as_numpy(output).ravel()[0]
         answers[name] = answer.decode() if isinstance(answer, bytes) else int(answer)
-    client.unload_model(task["unload"])
+    key = {"x-api-key": task["key"]}
+    client.unload_model(task["unload"], headers=key)
     unloaded = client.is_model_ready(task["unload"])
-    client.load_model(task["unload"])
+    client.load_model(task["unload"], headers=key)
     return {"names": names, "answers": answers, "ready": [unloaded, client.is_model_ready(task["unload"])]}
 
 

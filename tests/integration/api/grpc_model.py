@@ -174,6 +174,7 @@ async def serving(
     concurrent: int = 100,
     keys: ApiKeys | None = None,
     log_format: str | None = None,
+    control_keys: ApiKeys | None = None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """A server of a service, a model or scripted predictions, with these GrpcSettings."""
@@ -184,7 +185,7 @@ async def serving(
         service = service_of(model, Metrics(), concurrent)
     shared = settings.pop("port", 0)  # with another server
     with nullcontext(shared) if shared else reserved_port() as port:
-        server = GrpcServer(service, GrpcSettings(HOST, port, **settings), keys, log_format)
+        server = GrpcServer(service, GrpcSettings(HOST, port, **settings), keys, log_format, control_keys)
         async with server, channel_to(port) as channel:
             yield Server(channel, port, service.metrics, server)
 

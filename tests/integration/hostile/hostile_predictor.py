@@ -29,6 +29,26 @@ METADATA = {
 }
 
 
+TEXT_CONFIG = {
+    "name": "bert",
+    "input": [
+        {"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]},
+        {"name": "max_tokens", "data_type": "TYPE_INT32", "dims": [1]},
+    ],
+    "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [-1]}],
+    "model_transaction_policy": {"decoupled": True},
+}
+TEXT_METADATA = {
+    **METADATA,
+    "inputs": [
+        {"name": "text_input", "datatype": "BYTES", "shape": [1]},
+        {"name": "max_tokens", "datatype": "INT32", "shape": [1]},
+    ],
+    "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
+}
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
 class Inference:
     """One request to infer, and the connection that its answer goes to."""
 
@@ -57,10 +77,12 @@ class Inference:
 
 
 class HostilePredictor:
-    """A context manager; ``infer`` answers each inference, in a thread of its connection."""
+    """A context manager; ``infer`` answers each inference, in a thread of its connection. With ``stream`` it has a
+    model that writes text, and each text is what ``stream`` sends after the head."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Callable[[Callable[[bytes], object]], object] | None = None) -> None:
         self.infer: Callable[[Inference], object] = Inference.zeros
+        self.stream = stream
         predictor = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -87,7 +109,12 @@ class HostilePredictor:
             header = json.loads(body[: int(headers["inference-header-content-length"])])
             self.infer(Inference(header, send))
             return True
-        said: Any = {"/v2/models/bert": METADATA, "/v2/models/bert/config": CONFIG}.get(path, [])
+        if path.endswith("/generate_stream") and self.stream is not None:
+            send(EVENTS)
+            self.stream(send)
+            return False
+        metadata, config = (METADATA, CONFIG) if self.stream is None else (TEXT_METADATA, TEXT_CONFIG)
+        said: Any = {"/v2/models/bert": metadata, "/v2/models/bert/config": config}.get(path, [])
         empty = path.endswith(("/ready", "/register", "/unregister"))
         answer = b"" if empty else json.dumps(said).encode()
         send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ CALLS = 16
 """Kept, their messages would be four times MAX_GROWTH_BYTES."""
 KEY = (("authorization", "Bearer secret"),)
 CODES = grpc.StatusCode
+HEALTH = "/grpc.health.v1.Health/"
 LONG_NAME = b"\x0a\x80\x80\xc0\x07" + b"a" * LARGE
 """The first field, of LARGE bytes."""
 
@@ -46,7 +48,11 @@ REFUSED = {
     "an unknown model": (message("a" * LARGE, "nobody"), KEY, "ModelInfer", CODES.NOT_FOUND),
     "no protobuf": (b"\xff" * LARGE, KEY, "ModelInfer", CODES.INVALID_ARGUMENT),
     "a question without a key": (LONG_NAME, (), "ModelMetadata", CODES.UNAUTHENTICATED),
-    "a question about a long name": (LONG_NAME, KEY, "ModelMetadata", CODES.NOT_FOUND),
+    "a question about a long name": (LONG_NAME, KEY, "ModelMetadata", CODES.RESOURCE_EXHAUSTED),
+    "a probe of a long name": (LONG_NAME, (), "ModelReady", CODES.RESOURCE_EXHAUSTED),
+    "a probe with a long message": (LONG_NAME, (), "ServerLive", CODES.RESOURCE_EXHAUSTED),
+    "a health check of a long name": (LONG_NAME, (), HEALTH + "Check", CODES.RESOURCE_EXHAUSTED),
+    "a watch of a long name": (LONG_NAME, (), HEALTH + "Watch", CODES.RESOURCE_EXHAUSTED),
     "an unknown method": (b"a" * LARGE, KEY, "NoSuchMethod", CODES.UNIMPLEMENTED),
 }
 
@@ -54,7 +60,7 @@ REFUSED = {
 def refused(service: Service, body: bytes, metadata: Any, method: str, **options: Any) -> grpc.StatusCode:
     """The status of a call that fails."""
     with channel_to(service) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)
+        call = channel.unary_unary(method if "/" in method else f"/{SERVICE}/{method}", bytes, bytes)
         with pytest.raises(grpc.RpcError) as caught:
             call(body, timeout=SECONDS, metadata=metadata, **options)
     code: grpc.StatusCode = caught.value.code()
@@ -98,3 +104,16 @@ def test_a_compressed_message_is_not_inflated(guarded: Service, algorithm: grpc.
     codes = {refused(guarded, body, metadata, "ModelInfer", compression=algorithm) for _ in range(CALLS)}
     assert codes == {CODES.UNIMPLEMENTED}
     assert settles(guarded, before + MAX_GROWTH_BYTES)
+
+
+def test_many_large_health_checks_at_once_take_little_memory(guarded: Service) -> None:
+    """gRPC receives a few of them at a time."""
+    before = guarded.peak_bytes
+    with ExitStack() as stack:
+        channels = [stack.enter_context(channel_to(guarded)) for _ in range(4)]
+        calls = [
+            channels[n % 4].unary_unary(HEALTH + "Check", None, None).future(LONG_NAME, timeout=SECONDS)
+            for n in range(40)
+        ]
+        assert {call.code() for call in calls} == {CODES.RESOURCE_EXHAUSTED}
+    assert guarded.peak_bytes - before < 4 * MAX_GROWTH_BYTES  # 600 MB, were all of them received at once

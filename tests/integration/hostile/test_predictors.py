@@ -17,6 +17,7 @@ import pytest
 from hf_transformer.commands.local_triton import poll
 from tests.integration.hostile.conftest import MEGABYTE
 from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference, behind
+from tests.support.polling import SECONDS
 from tests.support.raw_http import TEXT
 from tests.support.service import Service
 
@@ -175,3 +176,42 @@ def test_answers_without_end_are_broken_off(
     assert limited.peak_bytes - before < 256 * MEGABYTE, "the largest answer, doubled while it grows, and some room"
     predictor.infer = Inference.zeros
     assert len(limited.predict([TEXT])) == 1
+
+
+def event(text: str) -> bytes:
+    return b"data: " + json.dumps({"model_name": "bert", "text_output": text}).encode() + b"\n\n"
+
+
+ENDLESS = {
+    "a line": b"x" * 65536,
+    "lines": b"data: x\n" * 8192,
+    "text": event("x" * 1000) * 64,
+    "empty texts": event("") * 1024,
+    "large texts": event("x" * 3 * MEGABYTE),
+}
+"""Repeated without end by a model that is to write five tokens."""
+
+
+@pytest.mark.parametrize("name", [*ENDLESS])
+def test_a_text_without_end_is_refused_and_its_call_ends(name: str) -> None:
+    ended = threading.Semaphore(0)
+
+    def stream(send: Callable[[bytes], object]) -> None:
+        try:
+            send(b"data: ")
+            for _ in range(2**30 // len(ENDLESS[name])):
+                send(ENDLESS[name])
+        except OSError:
+            ended.release()
+
+    def ask() -> httpx.Response:
+        return service.post({"instances": [TEXT], "parameters": {"max_new_tokens": 5}})
+
+    with HostilePredictor(stream) as predictor, behind(predictor, "--task=text_generation") as service:
+        before = service.peak_bytes
+        answer, wait = longest_wait(service, ask)
+        assert answer.status_code == 502, answer.text
+        assert ended.acquire(timeout=SECONDS)
+        assert wait < PROMPT
+        assert service.peak_bytes - before < 48 * MEGABYTE
+        assert service.metric('hf_transformer_predictor_errors_total{kind="error"}') >= 1

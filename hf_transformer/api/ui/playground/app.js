@@ -26,7 +26,7 @@ async function start() {
   try {
     const { models } = await ask("/v1/models");
     chosen = models.length === 1 ? { name: models[0] } : await offer();
-    if (chosen.all) return turn === startTurn && showOverview(chosen.all);
+    if (chosen.all) return turn === startTurn && showOverview(chosen);
     if (chosen.reason) throw new Failure(chosen.reason);
     found = await ask(`/v1/models/${chosen.of ?? chosen.name}/info`);
     module = await import(`./${found.generation ? "generation" : found.task}.js`);
@@ -82,7 +82,7 @@ function leave() {
   info = running = null;
   clearTimeout(tokenTimer);
   tokenTurn++;
-  empty("note", "fields", "status", "error", "times", "token-list");
+  empty("note", "fields", "status", "cut", "error", "times", "token-list");
   $("out").replaceWith(emptyOut.cloneNode(true));
   exchanges.clear("A run shows here what the service answers, as it came.");
   $("stop").hidden = true;
@@ -100,7 +100,7 @@ function showProblem(failure, chosen) {
 
 // Several models: the query of the address names the one that is shown. Without it all of them are.
 
-async function showOverview(all) {
+async function showOverview({ all, problem }) {
   const { overview } = await import("./overview.js");
   leave();
   showParts({ overview: true });
@@ -108,7 +108,7 @@ async function showOverview(all) {
   document.title = $("title").textContent = "Playground";
   const models = all.filter(({ of }) => !of);
   const waiting = models.filter(({ ready }) => !ready).length;
-  tell(plural(models.length, "model"), waiting && `${waiting} not ready`);
+  tell(problem && el("b.failed", {}, problem), plural(models.length, "model"), waiting && `${waiting} not ready`);
   overview($("overview"), all);
 }
 
@@ -121,8 +121,8 @@ function go(address) {
 async function offerAgain() {
   const turn = startTurn;
   try {
-    const { all } = await offer();
-    if (all && turn === startTurn) await showOverview(all);
+    const offered = await offer();
+    if (offered.all && turn === startTurn) await showOverview(offered);
   } catch (failure) {
     if (turn === startTurn && !$("overview").hidden) $("about").textContent = failure.message;
   }
@@ -130,7 +130,7 @@ async function offerAgain() {
 
 /**
  * Fills the chooser. Returns the chosen model or adapter, with a reason if it can't be shown, or all of them if none
- * is chosen. The input of a link without a model is for the first one.
+ * is chosen, with the problem if there is none of that name. The input of a link without a model is for the first one.
  */
 async function offer() {
   clearTimeout(offerTimer);
@@ -149,7 +149,8 @@ async function offer() {
   $("chooser").hidden = all.length < 2;
   const chosen = wanted === null ? all[0] : all.find(({ name, aliases }) => [name, ...(aliases ?? [])].includes(wanted));
   $("model").value = chosen?.name;
-  return chosen ?? { name: wanted ?? "Playground", reason: `There is no model ${wanted ?? "yet"}.` };
+  if (!chosen && all.length) return { all, problem: `There is no model ${wanted}.` };
+  return chosen ?? { name: "Playground", reason: "There is no model yet." };
 }
 
 /** What a widget may use of the page. */
@@ -172,7 +173,7 @@ const pageOf = (info, form) => ({
     for (const hint of document.querySelectorAll("#out > .empty")) hint.textContent = `Press ${label} to see what the model says.`;
   },
   clear() {
-    empty("status", "error", "times");
+    empty("status", "cut", "error", "times");
     this.out.replaceChildren(...emptyOut.cloneNode(true).childNodes);
     this.runs($("run").textContent);
   },
@@ -226,15 +227,18 @@ async function run() {
   running?.abort();
   const own = (running = new AbortController());
   const values = form.values;
-  empty("error", "times");
+  empty("cut", "error", "times");
   $("stop").hidden = false;
   $("out").ariaBusy = "true";
   exchanges.watch(own.signal, info.name, values);
   page.say("Running …");
-  if ($("result").getBoundingClientRect().top > innerHeight - 150) $("result").scrollIntoView();
+  reveal($("result").getBoundingClientRect().top > innerHeight - 150);
   try {
     const said = await (widget.run ?? predict)(values, page, own.signal);
-    if (own === running) page.say(...[said].flat());
+    if (own === running) {
+      page.say(...[said].flat());
+      showCut(values, own);
+    }
   } catch (failure) {
     if (own !== running) return;
     if (failure.name === "AbortError") page.say("Stopped.");
@@ -246,7 +250,33 @@ async function run() {
   if (own !== running) return;
   $("out").ariaBusy = "false";
   $("stop").hidden = true;
+  const { top, bottom } = $("result").getBoundingClientRect();
+  reveal(top > 0 && bottom > innerHeight && !matchMedia("(min-width: 56rem)").matches); // there it is beside the input
   changed();
+}
+
+/** Scrolls to the result. A chat scrolls by itself. */
+function reveal(isHidden) {
+  if (isHidden && !page.chat?.isShown) $("result").scrollIntoView();
+}
+
+/** Says beside the result which texts it is not for as a whole. */
+async function showCut(values, own) {
+  const { texts, parameters, windows } = widget.tokens(values, info);
+  if (isWindowed(windows)) return;
+  const whole = texts.filter((one) => !isEmpty(one));
+  if (!whole.length) return;
+  let found;
+  try {
+    found = await tokenize(info.name, { instances: whole.map(([, instance]) => instance), ...(parameters && { parameters }) });
+  } catch {
+    return; // the tokens say why
+  }
+  const cut = found.filter(({ truncated }) => truncated);
+  if (own !== running || !cut.length) return;
+  const [{ truncated, kept }] = cut;
+  const rest = `${plural(truncated, "token")} cut off: the result is for the first ${kept} alone.`;
+  $("cut").textContent = whole.length === 1 ? rest : `${cut.length} of ${plural(whole.length, "text")} cut off: only the first tokens count.`;
 }
 
 async function predict(values, page, signal) {
@@ -292,6 +322,8 @@ function changed() {
   tokenTimer = setTimeout(showTokens, 300);
 }
 
+/** Whether long texts are read in windows, so that nothing is cut off. */
+const isWindowed = (windows) => windows || info.on_overflow === "window";
 const isEmpty = ([, instance]) => (instance.text ?? instance) === "";
 
 async function showTokens() {
@@ -310,16 +342,16 @@ async function showTokens() {
     }
   }
   if (turn !== tokenTurn) return; // something was typed meanwhile
-  const blocks = found.map((tokens, at) => tokenBlock(texts[at][0], texts[at][1], tokens, at === 0));
+  const blocks = found.map((tokens, at) => tokenBlock(texts[at][0], texts[at][1], tokens, at === 0, isWindowed(wanted.windows)));
   const hints = [problem, wanted.hint].filter(Boolean).map((text) => hint(text));
   $("token-list").replaceChildren(...blocks, ...hints);
 }
 
-function tokenBlock(name, instance, found, open) {
+function tokenBlock(name, instance, found, open, windows) {
   const texts = [instance.text ?? instance, instance.text_pair ?? ""];
   const cut = (at) => {
     const span = found.truncated_text?.[found.sequence_ids?.[at] ?? 0];
-    return span && !found.special_tokens_mask[at] && found.offsets[at][0] >= span[0];
+    return span && !windows && !found.special_tokens_mask[at] && found.offsets[at][0] >= span[0];
   };
   const shown = readable(found.tokens, found.special_tokens_mask, texts);
   const chips = found.tokens.slice(0, TOKENS_SHOWN).map((token, at) => {
@@ -333,7 +365,7 @@ function tokenBlock(name, instance, found, open) {
   const lost = (found.truncated_text ?? []).map((span, at) => span && slice(texts[at], ...span));
   return el("details.fold", { open },
     el("summary", {}, el("span", {}, short(name)), el("span.count", {}, most)), track(found.kept / found.max_length),
-    found.truncated
+    found.truncated && !windows
       ? el("p.warning", {}, `${plural(found.truncated, "token")} cut off: `, el("q", {}, short(lost.find(Boolean) ?? "", 200)))
       : null,
     el("ol.tokens", { tabIndex: 0, "aria-label": `Tokens of ${short(name)}` }, ...chips), more > 0 ? hint(`… and ${more} more`) : null);

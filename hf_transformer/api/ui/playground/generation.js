@@ -192,7 +192,7 @@ async function generate(values, page, signal, take) {
   const clock = { began: performance.now() };
   let usage = null, finish = "";
   const response = await request(pathOf(values, page.info), body, signal);
-  page.times(response, performance.now() - clock.began, "first token");
+  page.times(response, performance.now() - clock.began, "until the response began");
   for await (const chunk of events(response)) {
     usage = chunk.usage ?? usage;
     for (const choice of chunk.choices) {
@@ -249,12 +249,16 @@ function tokensView() {
   };
 }
 
+/** Milliseconds between the first token and the end from which a rate says something: fewer are one packet. */
+const LEAST_TIMED = 250;
+
 function figures({ began, first }, usage, finish) {
   const [ended, begun] = [performance.now(), first ?? performance.now()];
   const count = usage?.completion_tokens ?? 0;
-  const rate = count > 1 ? `${((count - 1) / Math.max(1e-3, (ended - begun) / 1000)).toFixed(0)} / s` : "–";
+  const took = ended - begun;
+  const rate = count > 1 && took >= LEAST_TIMED && `${((count - 1) / (took / 1000)).toFixed(0)} / s after the first`;
   const rows = [
-    ["Tokens per second", rate], ["First token after", `${(begun - began).toFixed(0)} ms`],
+    ...(rate ? [["Tokens", rate]] : []), ["First token after", `${(begun - began).toFixed(0)} ms`],
     ["New tokens", plural(count, "token")], ["Prompt", plural(usage?.prompt_tokens ?? 0, "token")], ["Ended by", finish],
   ];
   return el("dl.figures", {}, ...facts(rows));

@@ -1,4 +1,4 @@
-import { bars, el, fixed, marked, percent, slice } from "./lib.js";
+import { bars, el, marked, percent, slice } from "./lib.js";
 
 export default {
   form(form) {
@@ -19,6 +19,7 @@ export default {
   tokens: ({ question, context }) => ({
     texts: [["Question and context", { text: question, text_pair: context }]],
     hint: "A context that is too long is read in windows, not cut off.",
+    windows: true,
   }),
 
   show(out, [found], { context }) {
@@ -26,7 +27,7 @@ export default {
     if (!answers.length) return "No answer.";
     const prose = el("p.prose", { dir: "auto" });
     const choose = ({ start, end, score }) => {
-      const answer = marked(slice(context, start, end), fixed(score, 2), "answer");
+      const answer = marked(slice(context, start, end), percent(score), "answer");
       prose.replaceChildren(slice(context, 0, start), answer, slice(context, end));
     };
     const names = answers.map(({ answer, start }, at) =>

@@ -1,4 +1,4 @@
-import { el, fixed, marked, ofText, percent, plural, slice, table } from "./lib.js";
+import { el, marked, ofText, percent, plural, slice, table } from "./lib.js";
 
 const STRATEGIES = ["simple", "first", "average", "max", "none"];
 
@@ -27,7 +27,7 @@ export default {
     for (const { start, end, entity, entity_group: group, score } of entities) {
       if (start < at) continue;
       const label = group ?? entity;
-      shown.append(slice(text, at, start), marked(slice(text, start, end), `${label} ${fixed(score, 2)}`, label));
+      shown.append(slice(text, at, start), marked(slice(text, start, end), `${label} ${percent(score)}`, label));
       at = end;
     }
     shown.append(slice(text, at));

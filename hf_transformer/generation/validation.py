@@ -1,0 +1,119 @@
+"""Validation of texts against constraints. It runs in a child process (child.py), because it has no bound of its own.
+
+jsonschema validates JSON. Regular expressions and grammars, also the patterns in a schema, are matched by llguidance,
+in linear time. A schema with patterns is therefore matched as a whole, which requires the properties in the order of
+the schema.
+
+A schema's references lead to the schema itself: the registry holds no other document, and retrieves none.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import orjson
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.constraint import Constraint
+from hf_transformer.generation.grammars import byte_tokenizer, compile_grammar
+from hf_transformer.generation.tools import ToolCallParser
+from hf_transformer.types.request import Json
+
+_PATTERNS: Final = (b'"pattern"', b'"patternProperties"')
+
+
+def check(constraint: Constraint) -> None:
+    """Raises InvalidInput for a constraint that can't be verified."""
+    schemas = [constraint.schema] if constraint.schema is not None else []
+    if constraint.kind == "tool":
+        tools, answer = constraint.tool_parts
+        schemas = [*tools.values(), *([] if answer is None else [answer])]
+    elif constraint.kind in ("regex", "grammar"):
+        compile_grammar(bytes_vocabulary(), constraint, "")
+    for schema in schemas:
+        if _has_patterns(schema):
+            compile_grammar(bytes_vocabulary(), Constraint.of("json_schema", schema), "")
+        else:
+            _check_schema(schema)
+
+
+def problem(constraint: Constraint, text: str) -> str:
+    """Describes how a text breaks its form; empty if it has the form. Raises InvalidInput for an unusable schema."""
+    if constraint.kind == "tool":
+        return _tool_problem(constraint, text)
+    if constraint.schema is not None:
+        return _json_problem(constraint.schema, text)
+    return "" if _matches(constraint, text) else f"it does not match the {constraint.kind}"
+
+
+def _json_problem(schema: Json, text: str) -> str:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return f"invalid JSON: {error}"
+    if _has_patterns(schema):
+        try:
+            whole = orjson.dumps(value).decode()
+        except TypeError:  # orjson writes at most 254 levels
+            return "its lists and objects are nested too deep"
+        matches = _matches(Constraint.of("json_schema", schema), whole)
+        return "" if matches else "it does not match the schema"
+    from referencing.exceptions import Unresolvable
+
+    try:
+        first = next(_validator(schema).iter_errors(value), None)
+    except Unresolvable:
+        hint = "the service loads no other documents"
+        raise InvalidInput("", "references within the schema, such as '#/$defs/item'", hint=hint) from None
+    except RecursionError:
+        hint = "it refers to itself without end, or is nested too deep"
+        raise InvalidInput("", "a schema that ends", hint=hint) from None
+    return "" if first is None else f"{first.json_path}: the value breaks the schema's {first.validator!r}"
+
+
+def _tool_problem(constraint: Constraint, text: str) -> str:
+    tools, answer = constraint.tool_parts
+    parser = ToolCallParser()
+    (content, calls), (rest, more) = parser.push(text), parser.flush()
+    for call in (*calls, *more):
+        if call.name not in tools:
+            return "it calls a tool that the request does not have"
+        if found := _json_problem(tools[call.name], call.arguments):
+            return f"the arguments of {call.name}: {found}"
+    if calls or more or answer is None:
+        return ""
+    return _json_problem(answer, content + rest)
+
+
+def _check_schema(schema: Json) -> None:
+    from jsonschema import SchemaError
+
+    try:
+        _validator(schema).check_schema(schema)
+    except SchemaError as error:
+        raise InvalidInput("", "a valid JSON schema", hint=error.message[:200]) from None
+
+
+def _validator(schema: Json) -> Any:
+    """A validator of jsonschema for the schema's dialect."""
+    from jsonschema.validators import validator_for
+    from referencing.jsonschema import EMPTY_REGISTRY
+
+    return validator_for(schema)(schema, registry=EMPTY_REGISTRY)
+
+
+def _matches(constraint: Constraint, text: str) -> bool:
+    matcher, data = compile_grammar(bytes_vocabulary(), constraint, ""), list(text.encode())
+    return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())
+
+
+@cache
+def bytes_vocabulary() -> Any:
+    """The vocabulary of single bytes, made once."""
+    return byte_tokenizer()
+
+
+def _has_patterns(schema: Json) -> bool:
+    text = orjson.dumps(schema)
+    return any(pattern in text for pattern in _PATTERNS)
