@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -129,11 +130,24 @@ class StreamSettings:
 class StreamCall:
     """One call. ``read`` returns its messages in order; ``cancel`` ends it, and may be called at any time."""
 
-    __slots__ = ("_end", "_failure", "_messages", "_partial", "_uncredited", "_unread", "_waiter", "connection", "id")
+    __slots__ = (
+        "_end",
+        "_failure",
+        "_limit",
+        "_messages",
+        "_partial",
+        "_uncredited",
+        "_unread",
+        "_waiter",
+        "connection",
+        "id",
+    )
 
     def __init__(self, connection: StreamConnection, number: int) -> None:
         self.connection = connection
         self.id = number
+        limit = connection.settings.max_receive
+        self._limit = sys.maxsize if limit < 0 else limit
         self._messages: deque[bytes] = deque()
         self._partial = bytearray()  # the beginning of a message
         self._unread = 0  # bytes of _messages
@@ -167,7 +181,7 @@ class StreamCall:
     def feed(self, data: bytes, size: int) -> None:
         """Takes the payload of a DATA frame, without padding. ``size`` is what counts for flow control."""
         length = len(data) - _PREFIX_BYTES
-        if length >= 0 and not self._partial and not data[0] and int.from_bytes(data[1:5]) == length:
+        if 0 <= length <= self._limit and not self._partial and data[:5] == b"\0" + length.to_bytes(4):
             self._messages.append(data[5:])  # a frame is a message
             self._unread += length
         else:
@@ -183,14 +197,14 @@ class StreamCall:
 
     def _split(self) -> None:
         """Takes the complete messages from ``_partial``."""
-        data, start, limit = self._partial, 0, self.connection.settings.max_receive
+        data, start = self._partial, 0
         while len(data) - start >= _PREFIX_BYTES:
             length = int.from_bytes(data[start + 1 : start + 5])
             if data[start]:
                 self._fail(StatusCode.INTERNAL, "a message is compressed, although identity was asked for")
                 return
-            if length > limit >= 0:
-                message = f"CLIENT: Received message larger than max ({length} vs. {limit})"
+            if length > self._limit:
+                message = f"CLIENT: Received message larger than max ({length} vs. {self._limit})"
                 self._fail(StatusCode.RESOURCE_EXHAUSTED, message)
                 return
             end = start + _PREFIX_BYTES + length

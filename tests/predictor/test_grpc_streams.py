@@ -159,6 +159,9 @@ FAILED: dict[str, tuple[Callable[[int], bytes], type[RequestError], str, str]] =
     "a compressed message": (
         lambda s: head(s) + frame(DATA, 0, s, b"\1\0\0\0\1x"), PredictorError, "error", "is compressed",
     ),
+    "a whole message over the limit": (
+        lambda s: head(s) + data(s, *range(400)), PredictorError, "error", "larger than max",
+    ),
     "a message over the limit": (
         lambda s: head(s) + frame(DATA, 0, s, b"\0\0\1\0\0x"), PredictorError, "error", "larger than max",
     ),
