@@ -113,14 +113,14 @@ class SequenceAssembler:
 
     def _text(self, step: Step) -> tuple[str, str]:
         """Splits the step's text at ``min_tokens``. Stop strings apply only to the second part."""
+        if step.text:
+            self.parts.append(step.text)
+            return "", step.text
         push, ids = self._detokenizer.push, step.ids
         unsearched = self.sampling.min_tokens - self.count
         self.count += len(ids)
         self._uncounted += len(ids)
-        if step.text:
-            self.parts.append(step.text)
-            texts = [step.text]
-        elif step.scores:
+        if step.scores:
             texts = []
             for token, score in zip(ids, step.scores[: len(ids)], strict=True):
                 texts.append(push(token))
