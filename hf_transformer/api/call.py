@@ -16,7 +16,7 @@ from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.protocol.json_text import JsonLimits, parse_json
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.http import Request
-from hf_transformer.types.request import Context, Json
+from hf_transformer.types.request import Context, Json, RequestBudget
 
 V2_PATHS = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
 """The path templates of a model in V2 and in the generate extension. The longer one is first, since both match it."""
@@ -56,6 +56,14 @@ class Call:
     context: Context
     limits: JsonLimits
     parsed: Json = None
+
+    @property
+    def budget(self) -> RequestBudget:
+        """The counts of what the request becomes."""
+        budget = self.context.budget
+        if budget is None:
+            raise AssertionError("an endpoint gives each request a budget")
+        return budget
 
     def json(self) -> Json:
         """Parses the JSON body, once.

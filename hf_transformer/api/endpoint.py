@@ -17,6 +17,7 @@ from hf_transformer.api.call import IGNORED, Call, context_of
 from hf_transformer.api.errors import RenderError, error_response, to_request_error
 from hf_transformer.api.service import Service
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
+from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.access_log import CLIENT_CLOSED
@@ -27,6 +28,8 @@ from hf_transformer.types.request import Context
 if TYPE_CHECKING:
     from hf_transformer.observability.tracing import Trace  # OpenTelemetry is optional
 
+UNHELD_BYTES = 64 * 1024
+"""Bytes of a response that don't count in Admission until the client has read them."""
 Handle = Callable[[Call], Awaitable[Response | TextStream]]
 """An API's handler: finds the model, parses the body, runs the model and renders the response."""
 
@@ -53,7 +56,7 @@ class Endpoint:
         self._status = status
         self.service = service
         self._methods = methods
-        self._limits = JsonLimits.of(service.max_texts, service.max_bytes, service.max_json_depth)
+        self._limits = JsonLimits.of(service.limits.max_texts, service.max_bytes, service.max_json_depth)
 
     async def __call__(self, request: Request) -> Response | Stream:
         """Answers a request; methods other than POST get status 405. Raises ClientGone."""
@@ -61,6 +64,7 @@ class Endpoint:
         answer: Response | Stream | None = None
         context = context_of(request)
         ticket = context.ticket = AdmissionTicket(service.admission)
+        context.budget = Budget(service.limits, ticket)
         trace = None
         if service.tracing is not None:
             context.headers, trace = service.tracing.begin(context.headers)
@@ -90,6 +94,10 @@ class Endpoint:
         except Exception as failure:
             answer = failure_response(failure, context, self._render_error, self._status)
         finally:
+            if isinstance(answer, Response) and len(answer.body) > UNHELD_BYTES:
+                ticket.keep(len(answer.body))  # a client that does not read leaves it in memory
+                answer.sent = ticket.leave
+                context.ticket = None
             if not isinstance(answer, Stream):
                 self._end(request, context, trace, CLIENT_CLOSED if answer is None else answer.status)
         if context.ignored:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import UnionType
 
 import orjson
 
 from hf_transformer.api.responses import JSON
-from hf_transformer.errors import FieldError, InvalidInput, RequestError, TooLarge, describe
+from hf_transformer.errors import FieldError, InvalidInput, RequestError, describe
 from hf_transformer.observability.logging import names_of
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
@@ -57,9 +57,3 @@ def expect_items(value: Json, path: str, expected: str) -> list[Json]:
     if not isinstance(value, list) or not value:
         raise InvalidInput(path, expected, "nothing" if value is None else EMPTY if value == [] else describe(value))
     return value
-
-
-def require_few(path: str, items: Sequence[Json], limit: int) -> None:
-    """Raises TooLarge for a list of more than ``limit`` items. Callers use this check before they parse the items."""
-    if len(items) > limit:
-        raise TooLarge(path, f"at most {limit} in a request (--max_instances, --max_sequences)", str(len(items)))

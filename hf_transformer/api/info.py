@@ -32,8 +32,8 @@ from hf_transformer.tasks.playground import fits, read_playground
 from hf_transformer.types.request import Json
 
 LIMITS = (
-    "max_instances max_sequences max_text_length max_total_length max_answer_values max_request_bytes "
-    "max_concurrent_requests max_queued_tokens max_batch_tokens"
+    "max_instances max_sequences max_text_length max_total_length max_window_tokens max_answer_values "
+    "max_request_bytes max_concurrent_requests max_queued_tokens max_batch_tokens"
 ).split()
 TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
 """The model types of text-embeddings-inference by task. Other tasks have no type."""

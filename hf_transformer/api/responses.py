@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 
 import orjson
 from starlette.requests import Request as StarletteRequest
@@ -10,9 +11,10 @@ from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
 from hf_transformer.api.call import path_pattern
+from hf_transformer.api.large_json import is_large, write_large, write_small
 from hf_transformer.errors import NotReady
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json
+from hf_transformer.types.request import Context, Json
 
 JSON = b"application/json"
 
@@ -47,9 +49,12 @@ def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]
     return Response(200, body, [(b"content-type", content_type), *headers])
 
 
-def reply_arrays(answer: Json, *headers: tuple[bytes, bytes]) -> Response:
+async def reply_arrays(
+    answer: Json, context: Context, executor: Executor | None, *headers: tuple[bytes, bytes]
+) -> Response:
     """A response with status 200 and JSON that may contain numpy arrays."""
-    return reply(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), JSON, *headers)
+    body = await write_large(answer, executor) if is_large(context) else write_small(answer)
+    return reply(body, JSON, *headers)
 
 
 def readiness(error: NotReady | None, about: Mapping[str, Json]) -> JsonResponse:

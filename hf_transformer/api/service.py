@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from hf_transformer.core.limits import Admission
+from hf_transformer.core.limits import Admission, Limits
 from hf_transformer.core.model import ServedModel
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
@@ -309,9 +309,8 @@ class Service:
 
     Attributes:
         max_bytes: maximum size of a request, before and after decompression.
-        max_texts: maximum texts in a request, the larger of --max_instances and --max_sequences.
+        limits: limits of a request, which its budget applies.
         max_json_depth: maximum nesting of tools and their arguments.
-        max_total_length, max_answer_values: maximum characters of a request, and values in its answer.
         executor: the threads for long work. None selects the event loop's default executor.
         control: loads and unloads models; None without --enable_model_control.
     """
@@ -320,15 +319,12 @@ class Service:
     admission: Admission
     metrics: Metrics
     max_bytes: int
-    max_texts: int
+    limits: Limits
     streams: OpenStreams
     server_timing: bool = True
     tokenize_timing: bool = False
     token_inputs: bool = False
-    max_instances: int = 2048
     max_json_depth: int = 64
-    max_total_length: int = 4_000_000
-    max_answer_values: int = 1_000_000
     tracing: Tracing | None = None
     executor: Executor | None = None
     control: ModelControl | None = None

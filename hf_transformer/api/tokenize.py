@@ -18,7 +18,7 @@ import orjson
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.errors import error_json, expect, require_few
+from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.v1 import parse
@@ -30,7 +30,7 @@ from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json, Query
+from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
 API = "tokenize"
@@ -40,6 +40,8 @@ PROMPTS = ("prompt", "prompt_name")
 """The predict parameters that prepend a prompt, for models with prompts."""
 MAX_INLINE_TOKENS = 2000
 """The maximum tokens per call on the event loop, for up to 1 ms. Calls with more tokens use a thread."""
+DECODED_BYTES = 4
+"""Bytes of a decoded character, as text and as JSON. Most tokens are far shorter than the longest one."""
 VALUES_PER_TOKEN = 100
 """The components of vectors whose comparison or quantization takes as long as rendering a token, about 0.5 us."""
 
@@ -51,14 +53,15 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     def read(call: Call) -> tuple[Model, Tokenizer, Query]:
         model = service.models.choose(call.path["model"], call.context)
         query = parse(call.json())
-        require_few(query.name, query.instances, service.max_texts)
+        call.budget.few(query.name, query.instances)
         # ``tokenizer`` raises NotReady until the predictor has reported the maximum length.
         return model, model.tokenizer, query
 
     async def tokenize(call: Call) -> Response:
         model, tokenizer, query = read(call)
         texts, options = read_tokenize(query, model.task)
-        encodings = [encoding for [encoding] in await model.encode([text.prepared for text in texts], options)]
+        prepared = [text.prepared for text in texts]
+        encodings = [encoding for [encoding] in await model.encode(prepared, options, call.context)]
         tokens = sum(map(len, encodings)) if options.detail else 0
         maximum = tokenizer.max_length
         return reply(await off_loop(service.executor, tokens, lambda: render(texts, encodings, maximum)))
@@ -66,7 +69,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def detokenize(call: Call) -> Response:
         model, _, query = read(call)
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
-        return reply(orjson.dumps({"predictions": await decode(model, query, service.executor, skip)}))
+        return reply(orjson.dumps({"predictions": await decode(model, query, service.executor, skip, call.context)}))
 
     return [
         ("/v1/models/{model}:tokenize", Endpoint(API, tokenize, error_json, service)),
@@ -81,14 +84,21 @@ async def off_loop(executor: Executor | None, tokens: int, function: Callable[[]
     return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
-async def decode(model: Model, query: Query, executor: Executor | None, skip_special_tokens: bool) -> list[str]:
+async def decode(
+    model: Model, query: Query, executor: Executor | None, skip_special_tokens: bool, context: Context
+) -> list[str]:
     """Returns the text of each list of ids. Raises InvalidInput for anything else."""
     texts, tokenizer = read_lists(query), model.tokenizer
     # For ids, ``encode`` only counts tokens, to check the limits of texts.
-    await model.encode(texts, Tokenization(whole=True, token_values=1))
+    await model.encode(texts, Tokenization(whole=True, token_values=1), context)
     tokens = sum(len(text.ids) for text in texts)
     await off_loop(executor, tokens, lambda: check_ids(texts, query.name, tokenizer))
-    return await tokenizer.decode_off_loop([text.ids for text in texts], executor, skip_special_tokens)
+    ids = [text.ids for text in texts]
+    length = await off_loop(executor, tokens, lambda: tokenizer.decoded_length(ids))
+    budget = context.budget
+    if budget is not None:
+        budget.hold(length * DECODED_BYTES, query.name)
+    return await tokenizer.decode_off_loop(ids, executor, skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from starlette.routing import Route
 
 from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.errors import error_json, require_few
+from hf_transformer.api.errors import error_json
+from hf_transformer.api.large_json import is_large, write_large, write_small
 from hf_transformer.api.responses import JSON, JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
@@ -53,20 +54,21 @@ EVENT, EVENTS = b"application/cloudevents+json", b"application/cloudevents"
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
-    models = service.models
+    models, most = service.models, service.limits.max_texts
 
     async def predict(call: Call) -> Response | TextStream:
         model = models.choose(call.path["model"], call.context)
         structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
         query = parse_event(call) if structured else parse(call.json())
         query.parameters = apply_triton_parameters(query.parameters, call.context)
-        if len(query.instances) > service.max_texts:
-            require_few(query.name, query.instances, service.max_texts)  # generation checks the count after parsing
+        if len(query.instances) > most:
+            call.budget.few(query.name, query.instances)  # generation checks the count after parsing
         if query.parameters and wants_stream(model.task, query.parameters):
             if structured:
                 raise not_streamed()
             return V1Stream(generative(model, "a stream"), query, call.context)
-        body = render(await model.predict(query, call.context))
+        answer = render(await model.predict(query, call.context))
+        body = await write_large(answer, service.executor) if is_large(call.context) else write_small(answer)
         if structured:
             data = {**event_attributes(call.context.model_name), "data": orjson.Fragment(body)}
             return reply(orjson.dumps(data), EVENT)
@@ -156,7 +158,7 @@ def _decode(data: Json, call: Call) -> Json:
         raise InvalidInput(*error.args) from None
 
 
-def render(answers: Answers) -> bytes:
+def render(answers: Answers) -> dict[str, Json]:
     """Renders a predict response. Extra output tensors are flat lists with their shape, as in KServe."""
     body: dict[str, Json] = {"predictions": answers.predictions}
     if answers.outputs:
@@ -164,8 +166,7 @@ def render(answers: Answers) -> bytes:
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "data": tensor.data.ravel()}
             for tensor in answers.outputs
         ]
-    # float32 arrays of embeddings need half the digits of float64 arrays.
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return body
 
 
 def parse(payload: Json) -> Query:

@@ -21,8 +21,10 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import orjson
 from starlette.requests import Request
@@ -34,10 +36,12 @@ from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
+from hf_transformer.api.large_json import write_in_steps
 from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.responses import JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
+from hf_transformer.core.pipeline import INLINE_VALUES
 from hf_transformer.errors import InvalidInput, NotReady, describe
 from hf_transformer.observability.series import coarse
 from hf_transformer.protocol.descriptions import data_type
@@ -68,12 +72,17 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
     async def answer(call: Call) -> Response:
         model = service.models.choose(call.path["model"], call.context, call.path.get("version", ""))
-        request = _parse(call, service.max_texts)
+        request = _parse(call, service.limits.max_texts)
         note_unknown(request.ignored, (), call.context.ignored)
         request.parameters = apply_triton_parameters(request.parameters, call.context)
         if request.model_name or request.model_version:
             _check_named(model, call.context.model_name, request)
-        body, length = encode_infer_response(await infer(model, request, call.context), request)
+        response = await infer(model, request, call.context)
+        if call.context.values <= INLINE_VALUES:
+            body, length = encode_infer_response(response, request)
+        else:
+            write = partial(encode_infer_response, response, request, write_in_steps)
+            body, length = await asyncio.get_running_loop().run_in_executor(service.executor, write)
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
     async def list_repository(call: Call) -> Response:
@@ -119,7 +128,7 @@ def routes(service: Service) -> list[Route]:
         return lambda **path: render(find(**path).describe())
 
     views: dict[str, Callable[[ModelDescription], Json]] = {
-        "/config": lambda model: configuration(model, service.max_instances),
+        "/config": lambda model: configuration(model, service.limits.max_instances),
         "/stats": lambda model: statistics([model], service.metrics.totals_of),
         "": metadata,  # the last, since a name may have slashes
     }

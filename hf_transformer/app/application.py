@@ -23,7 +23,7 @@ from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
-from hf_transformer.app.wiring import Diagnose, LoadedModel, load_model, predictor_settings
+from hf_transformer.app.wiring import Diagnose, LoadedModel, limits_of, load_model, predictor_settings
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
@@ -130,15 +130,12 @@ def _service(
         admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics, max_bytes),
         metrics=metrics,
         max_bytes=config.max_request_bytes,
-        max_texts=max(config.max_instances, config.max_sequences),
+        limits=limits_of(config),
         max_json_depth=config.max_json_depth,
         streams=OpenStreams(),
         server_timing=config.enable_server_timing,
         tokenize_timing=config.enable_tokenize_timing,
         token_inputs=config.enable_token_inputs,
-        max_instances=config.max_instances,
-        max_total_length=config.max_total_length,
-        max_answer_values=config.max_answer_values,
         tracing=tracing,
         executor=executor,
         control=control,

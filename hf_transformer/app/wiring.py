@@ -361,6 +361,9 @@ class PipelineBuilder:
     sandbox: Sandbox = field(default_factory=Sandbox)
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
 
+    def __post_init__(self) -> None:
+        self.metrics.watch_cache_checks(self.model.tokenizer.cache_checks)
+
     def tokenizing(self, spec: ModelSpec) -> TokenizingPipeline:
         """Builds the pipeline of a model without a predictor."""
         return TokenizingPipeline(self.config.model_name, self.model.tokenizer, self._options)
@@ -428,15 +431,20 @@ class PipelineBuilder:
     @property
     def _options(self) -> PipelineOptions:
         config = self.config
-        limits = Limits(
-            max_instances=config.max_instances,
-            max_text_length=config.max_text_length,
-            max_total_length=config.max_total_length,
-            max_sequences=config.max_sequences,
-            max_answer_values=config.max_answer_values,
-        )
         log_texts = partial(_log_texts, config.max_log_len) if config.enable_log_requests else None
-        return PipelineOptions(self.executor, limits, self.metrics, log_texts)
+        return PipelineOptions(self.executor, limits_of(config), self.metrics, log_texts)
+
+
+def limits_of(config: Config) -> Limits:
+    """Returns the size limits of a request."""
+    return Limits(
+        max_instances=config.max_instances,
+        max_text_length=config.max_text_length,
+        max_total_length=config.max_total_length,
+        max_sequences=config.max_sequences,
+        max_answer_values=config.max_answer_values,
+        max_window_tokens=config.max_window_tokens,
+    )
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:

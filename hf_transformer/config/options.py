@@ -361,8 +361,9 @@ class Config:
         64 * 2**10)
     max_request_bytes: int = option(LIMITS, "Maximum bytes of a request's body.", integer(1, 2**40), 16 * 2**20)
     max_bytes_in_flight: int = option(
-        LIMITS, "Maximum bytes of all request bodies in one worker, incomplete ones included; further requests "
-        "get 429. A value below --max_request_bytes counts as --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
+        LIMITS, "Maximum bytes that all requests in one worker take: bodies, incomplete ones included, copies of "
+        "texts, windows and answers. Further requests get 429, one that would not fit alone 413. A value below "
+        "--max_request_bytes counts as --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_json_depth: int = option(
         LIMITS, "Maximum nesting of JSON that a chat template renders: tools, arguments of tool calls, "
         "chat_template_kwargs.", integer(1, 200), 64)  # MAX_NESTING of any JSON
@@ -374,6 +375,9 @@ class Config:
     max_sequences: int = option(
         LIMITS, "Maximum sequences of a request: texts, pairs (an instance times its labels or texts) and "
         "windows.", integer(1), 2048)
+    max_window_tokens: int = option(
+        LIMITS, "Maximum tokens of all windows of a request; a token counts in each window that has it.", integer(1),
+        2 * 2**20)
     max_answer_values: int = option(
         LIMITS, "Maximum numbers and words in all answers of a request, such as the probabilities of a "
         "vocabulary.",

@@ -181,9 +181,9 @@ class ServedModel(Generic[PipelineT_co]):
         self._count_answer(context)
         return answers
 
-    async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
+    async def encode(self, texts: Sequence[TextInput], options: Tokenization, context: Context) -> list[list[Encoding]]:
         """Tokenizes texts, see Pipeline.encode. Raises NotReady until a model fits."""
-        return await self.pipeline.encode(texts, options)
+        return await self.pipeline.encode(texts, options, context)
 
     @property
     def pipeline(self) -> PipelineT_co:

@@ -15,17 +15,20 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, NoReturn
 
+from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.scheduler import Entry, Scheduler
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, NoPredictor, TooLarge
 from hf_transformer.observability.metrics import ModelMetrics
-from hf_transformer.tasks.base import Task
+from hf_transformer.tasks.base import VALUE_BYTES, Task
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 TRIAL_TEXT = "A short text."
+CHARACTER_BYTES = 6
+"""The most bytes of a character in JSON, an escape."""
 INLINE_VALUES = 20_000
 """Maximum number of answer values for assembly on the event loop, about 5 ms. A thread takes 0.06 to 0.15 ms more."""
 
@@ -71,18 +74,27 @@ class Pipeline(ABC):
     async def trial(self) -> None:
         """Runs one short inference. Raises RequestError if the model fails or breaks its contract."""
 
-    async def encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
-        """Tokenizes texts within the limits of a request, and returns the windows of each text.
+    async def encode(self, texts: Sequence[TextInput], options: Tokenization, context: Context) -> list[list[Encoding]]:
+        """Tokenizes texts within the request's budget, and returns the windows of each text.
 
         Raises:
             TooLarge: a text is too long, or there are too many texts or too many tokens for one answer.
             InvalidInput: a text can't be encoded.
         """
-        limits = self._limits
-        limits.check_texts(texts, "instances", self.tokenizer.max_length)
+        budget = self._budget(context)
+        # Alone, since the texts of generative scoring are counted again when they become prompts.
+        budget.expect(Budget(budget.limits).add_texts(texts, "instances", self.tokenizer.max_length))
         if options.token_values:
-            options = replace(options, max_tokens=limits.max_answer_values // options.token_values)
-        return await self.tokenizer.encode_off_loop(texts, self._executor, options)
+            options = replace(options, max_tokens=budget.most_tokens(options.token_values))
+        encodings = await self.tokenizer.encode_off_loop(texts, self._executor, options)
+        values = sum(map(_tokens, encodings)) * options.token_values
+        budget.add_values(values, values * VALUE_BYTES, "instances")
+        return encodings
+
+    def _budget(self, context: Context) -> Budget:
+        """Returns the budget of a request."""
+        budget = context.budget
+        return budget if isinstance(budget, Budget) else Budget(self._limits)
 
 
 class TokenizingPipeline(Pipeline):
@@ -122,25 +134,29 @@ class PredictivePipeline(Pipeline):
         self.task = task
         self._default_options = task.options({})
         # The pipeline skips hooks without an override, since hooks run for each text.
+        self._default_bytes = self._bytes(self._default_options, False)
         self._has_complete = _overrides(task, "complete")
         self._has_of_text = _overrides(task, "of_text")
         self._has_check = _overrides(task, "check")
         self._has_decode_cost = _overrides(task, "decode_cost")
         self._has_extra_outputs = _overrides(task, "extra_outputs")
+        self._has_expansion = _overrides(task, "expansion")
 
     async def __call__(self, query: Query, context: Context) -> Answers:
-        started, task, ticket = perf_counter(), self.task, context.ticket
+        started, task, budget = perf_counter(), self.task, context.budget
+        if type(budget) is not Budget:
+            budget = Budget(self._limits)
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
-        request = self._read(query, options)
+        request = self._read(query, options, budget)
         if self._log_texts is not None:
             self._log_texts(request.texts, context)
         tokenization = task.tokenization(options)
         if tokenization.windows:
-            tokenization = replace(tokenization, max_windows=self._limits.max_sequences)
+            tokenization = replace(tokenization, budget=budget.for_threads())
         read = perf_counter()
-        if ticket is not None and request.characters > INLINE_CHARACTERS:
-            ticket.expect(request.characters)  # other requests may be admitted during a long tokenization
+        if request.characters > INLINE_CHARACTERS:
+            budget.expect(request.characters)  # other requests may be admitted during a long tokenization
         try:
             windows = await self.tokenizer.encode_off_loop(
                 request.texts, self._executor, tokenization, request.characters
@@ -149,8 +165,11 @@ class PredictivePipeline(Pipeline):
             raise error.at(query.name if error.path == "instances" else error.path) from None
         entries = self._make_entries(request, windows)
         context.instances, context.tokens, context.values = len(request.items), request.tokens, request.size
-        if ticket is not None:
-            ticket.charge(request.tokens)
+        budget.add_tokens(request.tokens)
+        is_usual = options is self._default_options and not query.tensors
+        each, repeats = self._default_bytes if is_usual else self._bytes(options, query.tensors)
+        size = request.size * each + request.characters * repeats
+        budget.add_values(request.size, size, query.name)
         encoded = perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - started, read - context.arrived, encoded - read
         submission = self._scheduler.submit(entries, task.decode, options, context)
@@ -166,6 +185,11 @@ class PredictivePipeline(Pipeline):
         context.postprocess = perf_counter() - submission.answered
         return answers
 
+    def _bytes(self, options: Any, tensors: bool) -> tuple[int, int]:
+        """Returns the bytes of a value of the answer, and those that it has for each character of the texts."""
+        repeats = CHARACTER_BYTES if self.task.repeats_texts(options) else 0
+        return self.task.value_bytes(options, tensors=tensors), repeats
+
     async def trial(self) -> None:
         try:
             [[encoding]] = await self.tokenizer.encode_off_loop((TRIAL_TEXT,), self._executor, PLAIN)
@@ -173,33 +197,39 @@ class PredictivePipeline(Pipeline):
             encoding = Encoding([], [])
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
-    def _read(self, query: Query, options: Any) -> RequestState:
+    def _read(self, query: Query, options: Any, budget: Budget) -> RequestState:
         """Reads the items and texts of a request. Raises RequestError if an item is invalid or a limit is exceeded."""
-        task, limits, name, instances = self.task, self._limits, query.name, query.instances
+        task, name, instances, has_expansion = self.task, query.name, query.instances, self._has_expansion
         request = RequestState(query, options)
-        items, texts, counts, total = request.items, request.texts, request.counts, 0
+        items, texts, counts, total, values = request.items, request.texts, request.counts, 0, 0
+        limits = budget.limits
+        longest, room = limits.max_text_length, limits.max_sequences - budget.sequences
+        most = limits.max_total_length - budget.characters
         if not instances:
             raise InvalidInput(name, "at least one", "none")
-        if len(instances) > limits.max_instances:
-            limits.check_instances(len(instances), name)
+        if len(instances) + budget.instances > limits.max_instances:
+            budget.add_instances(len(instances), name)
         for index, instance in enumerate(instances):
             path = f"{name}[{index}]"
             item = task.item(instance, path, options)
+            if has_expansion and (least := task.expansion(item, options)) is not None:
+                values += least.values
+                budget.check(name, path, len(texts) + least.sequences, total + least.characters, values)
             item_texts = task.texts(item, options)
             for text in item_texts:
                 length = len(text) if type(text) is str else characters(text)
-                if length > limits.max_text_length:
-                    raise limits.too_long(
-                        length, task.text_path(path, item_texts.index(text)), self.tokenizer.max_length
-                    )
+                if length > longest:
+                    text_path = task.text_path(path, item_texts.index(text))
+                    budget.check_text(length, text_path, self.tokenizer.max_length)
                 total += length
             items.append(item)
             counts.append(len(item_texts))
             texts += item_texts
-            if len(texts) > limits.max_sequences:
-                limits.check_sequences(len(texts), name)
-            if total > limits.max_total_length:
-                raise limits.too_long_together(total, path)
+            if len(texts) > room or total > most:
+                budget.check(name, path, len(texts), total)
+        budget.instances += len(instances)
+        budget.sequences += len(texts)
+        budget.characters += total
         request.characters = total
         return request
 
@@ -208,9 +238,9 @@ class PredictivePipeline(Pipeline):
 
         Raises:
             InvalidInput: a text has no tokens, or the task refuses an encoding.
-            TooLarge: there are too many encodings, too many values in the answer, or a text that must not be truncated.
+            TooLarge: a text must not be truncated.
         """
-        task, limits, options, has_decode_cost = self.task, self._limits, request.options, self._has_decode_cost
+        task, options, has_decode_cost = self.task, request.options, self._has_decode_cost
         entries: list[Entry[Encoding]] = []
         tokens, size, texts, needs_check = 0, 0, iter(windows), self._has_check
         has_complete, has_of_text = self._has_complete, self._has_of_text
@@ -232,20 +262,11 @@ class PredictivePipeline(Pipeline):
                 entries += text_entries
                 item_entries.append(text_entries)
             request.entries.append(item_entries)
-        if len(entries) > limits.max_sequences:
-            limits.check_sequences(len(entries), request.query.name)
         if needs_check:
             self._check_encodings(request)
         request.tokens, request.size = tokens, size
         if self._has_extra_outputs or request.query.tensors:
             request.size = self._full_size(request)
-        if request.size > limits.max_answer_values:
-            raise TooLarge(
-                request.query.name,
-                f"at most {limits.max_answer_values} values in an answer (--max_answer_values)",
-                f"about {request.size}",
-                "send fewer instances or ask for less about each",
-            )
         return entries
 
     def _full_size(self, request: RequestState) -> int:

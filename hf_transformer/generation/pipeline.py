@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from hf_transformer.core.budget import Budget
 from hf_transformer.core.pipeline import TRIAL_TEXT, Pipeline, PipelineOptions
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.stream import Generation, SequenceAssembler
+from hf_transformer.generation.stream import LOGPROB_BYTES, Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
 from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt, Sampling
@@ -23,6 +24,8 @@ from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
+PROMPT_BYTES, ECHO_BYTES = 4, 12
+"""Bytes of a prompt's character in the model's input, and in the answer, as text and as JSON."""
 ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
 """Fields that the service implements itself, without support from the model."""
 
@@ -70,10 +73,10 @@ class GenerationPipeline(Pipeline):
             InvalidInput: a prompt has no tokens, or the model does not support a parameter.
             TooLarge: there are too many prompts, or they are too long.
         """
-        began, ticket = time.perf_counter(), context.ticket
-        length = self._check(request)
-        if ticket is not None:
-            ticket.expect(length)
+        began, budget = time.perf_counter(), self._budget(context)
+        self._check(request)
+        length = self._count(request, budget)
+        budget.expect(length)
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
@@ -83,16 +86,15 @@ class GenerationPipeline(Pipeline):
             prepared = await self._generator.prepare(request.sampling)
             if verifier is not None:
                 await verifier.prepare(constraint, request.sampling.path("constraint"))
-        prompts = await self._tokenize(request)
+        prompts = await self._tokenize(request, budget)
         tokens = sum(len(prompt.ids) for prompt in prompts)
-        self._check_prompt_logprobs(request.sampling, tokens)
+        self._count_logprobs(request.sampling, tokens, budget)
         sequences = [one for index, prompt in enumerate(prompts) for one in self._sequences(request, index, prompt)]
         self._generator.check([(one.prompt, one.sampling) for one in sequences])
         context.instances, context.tokens = len(prompts), tokens
         encoded = time.perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
-        if ticket is not None:
-            ticket.charge(tokens)
+        budget.add_tokens(tokens)
         self._metrics.generation.prompt_tokens += tokens
         generator, metrics, executor = self._generator, self._metrics, self._executor
         count, limit = self._count_text, self._timeout
@@ -106,6 +108,7 @@ class GenerationPipeline(Pipeline):
             count_text=count,
             timeout=limit,
             verifier=verifier,
+            budget=budget,
             prepared=prepared,
         )
 
@@ -133,14 +136,14 @@ class GenerationPipeline(Pipeline):
         prompt = Prompt(TRIAL_TEXT, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 
-    def _check(self, request: GenerationRequest) -> int:
-        """Validates a request, and returns the number of characters of all prompts.
+    def _check(self, request: GenerationRequest) -> None:
+        """Validates a request.
 
         Raises:
             InvalidInput: there is no prompt, or the model does not support a parameter.
-            TooLarge: there are too many prompts, texts or new tokens, or the prompts are too long.
+            TooLarge: there are too many new tokens.
         """
-        sampling, limit = request.sampling, self._limits.max_sequences
+        sampling = request.sampling
         for field, name in sampling.names.items():
             if field not in self.supported_fields:
                 expected = f"a parameter that this {self._generator.interface} model supports"
@@ -149,31 +152,40 @@ class GenerationPipeline(Pipeline):
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
         if not request.prompts:
             raise InvalidInput(request.name, "at least one prompt", "none")
-        length = self._limits.check_texts(
-            request.prompts, request.name, self._settings.max_length, single=request.single
-        )
         max_new, field, value = self._max_new_tokens, "max_tokens", sampling.max_tokens
         if value is None and "max_length" in sampling.names:
             field, value = "max_length", request.max_length
         # A prompt has at least one token.
         if max_new is not None and value is not None and value - (field == "max_length") > max_new:
             raise TooLarge(sampling.path(field), f"at most {max_new} new tokens (--max_new_tokens)", str(value))
-        count = len(request.prompts) * sampling.n
+
+    def _count(self, request: GenerationRequest, budget: Budget) -> int:
+        """Counts the texts of a request, and returns the number of characters of all prompts.
+
+        Raises TooLarge for too many prompts or texts, or too long ones. Each text contains its prompt: in the model's
+        input, and with ``echo`` in the answer.
+        """
+        sampling, prompts, limit = request.sampling, request.prompts, budget.limits.max_sequences
+        longest = self._settings.max_length
+        length = budget.add_texts(prompts, request.name, longest, single=request.single, times=sampling.n)
+        count = len(prompts) * sampling.n
         if count > limit:
-            each = f"{len(request.prompts)} with {sampling.names.get('n', 'n')}={sampling.n}"
+            each = f"{len(prompts)} with {sampling.names.get('n', 'n')}={sampling.n}"
             raise TooLarge(request.name, f"at most {limit} texts in a request (--max_sequences)", f"{count} ({each})")
+        budget.add_sequences(count, request.name)
+        budget.hold(length * sampling.n * (PROMPT_BYTES + ECHO_BYTES * request.echo), request.name)
         return length
 
-    def _check_prompt_logprobs(self, sampling: Sampling, tokens: int) -> None:
-        """Raises TooLarge if prompts of ``tokens`` tokens together have too many log probabilities for an answer."""
+    def _count_logprobs(self, sampling: Sampling, tokens: int, budget: Budget) -> None:
+        """Counts the log probabilities of prompts of ``tokens`` tokens together. Raises TooLarge for too many."""
         if sampling.prompt_logprobs is None:
             return
-        limit, count = self._limits.max_answer_values, tokens * sampling.n * (1 + sampling.prompt_logprobs)
-        if count > limit:
-            expected = f"at most {limit} log probabilities of prompts in an answer (--max_answer_values)"
-            raise TooLarge(sampling.path("prompt_logprobs"), expected, str(count))
+        count = tokens * sampling.n * (1 + sampling.prompt_logprobs)
+        path = sampling.path("prompt_logprobs")
+        budget.check_values(count, path, "log probabilities of prompts in an answer")
+        budget.add_values(count, count * LOGPROB_BYTES, path)
 
-    async def _tokenize(self, request: GenerationRequest) -> list[Prompt]:
+    async def _tokenize(self, request: GenerationRequest, budget: Budget) -> list[Prompt]:
         """Tokenizes the prompts without truncation. ``_max_tokens`` rejects long prompts later."""
         size, special, id_prompts = self.tokenizer.vocab_size, request.special_tokens, []
         for index, text in enumerate(request.prompts):
@@ -184,6 +196,7 @@ class GenerationPipeline(Pipeline):
                         raise InvalidInput(request.prompt_path(index), f"token ids from 0 to {size - 1}", str(token))
         options = Tokenization(whole=True, special_tokens=None if special else False)
         encodings = await self.tokenizer.encode_off_loop(request.prompts, self._executor, options)
+        budget.hold(self.tokenizer.decoded_length(id_prompts) * request.sampling.n * PROMPT_BYTES, request.name)
         # Keep special tokens, since a text model needs them.
         decoded = iter(await self.tokenizer.decode_off_loop(id_prompts, self._executor, False))
         prompts = []

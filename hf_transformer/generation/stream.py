@@ -24,11 +24,13 @@ from hf_transformer.generation.stops import StopSearch
 from hf_transformer.generation.types import NEUTRAL, Generator, Piece, Prompt, Sampling, Step, TokenScore, TokenText
 from hf_transformer.generation.verification import BrokenForm, Verifier
 from hf_transformer.observability.metrics import ModelMetrics
-from hf_transformer.types.request import Context
+from hf_transformer.types.request import Context, RequestBudget
 
 MAX_QUEUED_PIECES = 8
 """Maximum number of unread pieces of a request. The model pauses while the queue is full. It also bounds the work for a
 request in one turn of the event loop: with 32, new requests to an overloaded service waited for seconds."""
+LOGPROB_BYTES = 600
+"""Bytes of a token with its log probability, with its JSON."""
 CHARACTERS_PER_TOKEN = 4
 """Estimate for admission control while a text model streams. The exact token count is known at the end."""
 
@@ -174,6 +176,7 @@ class Generation:
         count_text: counts the tokens of a text if the generator doesn't.
         verifier: verifies the texts of a request with a constraint; None to trust the predictor.
         timeout: time limit in seconds for all sequences together, from the creation of this object.
+        budget: counts the log probabilities of a whole answer; None for no limit.
 
         Attributes:
             prompt_tokens: number of tokens of all prompts.
@@ -192,6 +195,7 @@ class Generation:
         count_text: Callable[[str], Awaitable[int]],
         timeout: float,
         verifier: Verifier | None = None,
+        budget: RequestBudget | None = None,
         prepared: object = None,
     ) -> None:
         self._sequences = sequences
@@ -204,6 +208,7 @@ class Generation:
         self._count_text = count_text
         self._timeout = timeout
         self._verifier = verifier
+        self._budget = budget
         self._prepared = prepared
         self._created = perf_counter()
         self._has_begun = False
@@ -290,7 +295,11 @@ class Generation:
     async def collect(self) -> list[list[Piece]]:
         """Reads the whole stream. Returns one piece per text, by prompt and choice. Raises RequestError."""
         pieces: dict[tuple[int, int], list[Piece]] = {sequence.key: [] for sequence in self._sequences}
+        each = 1 + (self._sequences[0].sampling.logprobs or 0)
         async for piece in self:
+            if piece.tokens and self._budget is not None:
+                count = len(piece.tokens) * each
+                self._budget.add_values(count, count * LOGPROB_BYTES, "parameters.logprobs")
             pieces[piece.prompt, piece.choice].append(piece)
         texts: list[list[Piece]] = [[] for _ in range(self._sequences[-1].key[0] + 1)]
         for (prompt, choice), parts in pieces.items():

@@ -268,6 +268,8 @@ class ModelMetrics(_RequestMetrics):
         self._queue = self._histogram("hf_transformer_queue_seconds", text)
         text = "Instances whose text was truncated to the model's length."
         self._truncated = self._counter("truncated_instances", text)
+        self._cache_checks: Callable[[], Mapping[str, float]] = dict
+        self._sources.append(self._checked)
         self._working = WeakSet[HasWork]()
         """Several after the replacement of a model. A replaced one lives until its last text has ended."""
         self._sources.append(self._work)
@@ -326,6 +328,15 @@ class ModelMetrics(_RequestMetrics):
     def _work(self) -> Iterator[Family]:
         for number, (name, text) in enumerate(WORK.items()):
             yield _family(name, text, sum(source.work[number] for source in self._working), "gauge")
+
+    def watch_cache_checks(self, results: Callable[[], Mapping[str, float]]) -> None:
+        """Exports ``results`` at each scrape, in place of those of a replaced tokenizer."""
+        self._cache_checks = results
+
+    def _checked(self) -> Iterator[Family]:
+        if results := self._cache_checks():
+            text = "Texts whose ids of the word cache were compared with the library's; a difference turns it off."
+            yield _by_label("word_cache_checks", text, "result", results)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Registers a collector that exports the result of ``use`` at each scrape."""

@@ -53,6 +53,8 @@ from hf_transformer.types.tensors import Tensor, Texts
 
 MAX_FIELDS = 1000
 """The maximum number of fields in a message, and in each of its inputs and outputs."""
+STEP_ELEMENTS = 20_000
+"""Elements of an output that are converted at a time, about 1 ms."""
 MAX_SHAPE_BYTES = 320
 """The longest encoded shape: checked_shape allows 32 axes, and each takes up to ten bytes."""
 
@@ -130,7 +132,9 @@ def encode_infer_response(
             data = raw_view(tensor)
             chunks += (bytes_field_head(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, len(data)), data)
         else:
-            getattr(entry.contents, TYPED_CONTENTS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
+            flat, contents = tensor.data.reshape(-1), getattr(entry.contents, TYPED_CONTENTS[tensor.datatype])
+            for start in range(0, len(flat), STEP_ELEMENTS):  # each step holds the interpreter's lock
+                contents.extend(flat[start : start + STEP_ELEMENTS].tolist())
     return b"".join((message.SerializeToString(), *chunks))
 
 

@@ -9,7 +9,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
@@ -75,8 +75,15 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
     )
 
 
-def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON if raw elements follow, else None.
+def _dumps(header: Json) -> bytes:
+    # orjson writes numpy's float32 with half as many digits as a Python float.
+    return orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def encode_infer_response(
+    response: InferResponse, request: InferRequest, dumps: Callable[[Json], bytes] = _dumps
+) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON, which ``dumps`` writes, if raw elements follow, else None.
 
     BYTES elements must be UTF-8 if the request wants them in JSON.
     """
@@ -97,8 +104,7 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
     if response.id:
         header["id"] = response.id
     header["outputs"] = outputs
-    # orjson writes numpy's float32 with half as many digits as a Python float.
-    text = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = dumps(header)
     return (b"".join((text, *chunks)), len(text)) if chunks else (text, None)
 
 

@@ -171,6 +171,8 @@ class AsgiApplication:
                     part = await anext(answer.parts, None)
                 await send({"type": "http.response.body"})
         finally:
+            if isinstance(answer, Response) and answer.sent is not None:
+                answer.sent()
             if request.log is not None:
                 self.application.finished(request, answer if sent else None, size)
 

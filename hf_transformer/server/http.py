@@ -467,6 +467,8 @@ class HttpConnection(asyncio.Protocol):
             logger.exception("request %s could not be answered by a fault of the service", request.id)
             self.transport.abort()
         finally:
+            if isinstance(answer, Response) and answer.sent is not None:
+                answer.sent()
             if request.log is not None:
                 self._application.finished(request, answer if request.answered else None, request.sent)
         self._answered(request)

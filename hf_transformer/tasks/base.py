@@ -24,6 +24,8 @@ Encodings: TypeAlias = Sequence[Sequence[Sequence[Encoding]]]
 Outputs: TypeAlias = Mapping[str, Array]
 """The outputs for an encoding by role name, without batch axis and padding."""
 
+VALUE_BYTES = 100
+"""The usual bytes of a value in an answer of objects and lists, with its JSON."""
 LOGITS = ("return_probabilities", "return_raw_logits")
 """Parameters that request a number per label or token. Flags of the same names set the defaults."""
 
@@ -206,6 +208,15 @@ class OutputRole:
     datatypes: tuple[str, ...] = FLOATS
 
 
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The least that an instance becomes: sequences, characters in all of them together, and values of its answer."""
+
+    sequences: int
+    characters: int = 0
+    values: int = 0
+
+
 class Servable(ABC):
     """A predictive or generative task, without I/O and without state per request."""
 
@@ -278,6 +289,10 @@ class Task(Servable, Generic[Item, Options, Part]):
         """
         return read_text(instance, path)  # type: ignore[return-value]
 
+    def expansion(self, item: Item, options: Options) -> Expansion | None:
+        """The least that ``texts`` and ``answer`` make of an item, counted before they make it; None for one text."""
+        return None
+
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
         """The texts of an item: by default the item itself, in some tasks a text per label or document."""
         return (item,)  # type: ignore[return-value]
@@ -308,6 +323,14 @@ class Task(Servable, Generic[Item, Options, Part]):
     @abstractmethod
     def answer_size(self, encoding: Encoding, options: Options) -> int:
         """Estimates the number of values that this encoding adds to the answer."""
+
+    def value_bytes(self, options: Options, *, tensors: bool) -> int:
+        """Estimates the bytes of a value of the answer, as an object, as JSON and, with ``tensors``, in a tensor."""
+        return VALUE_BYTES * (2 if tensors else 1)
+
+    def repeats_texts(self, options: Options) -> bool:
+        """Whether the answer repeats the texts of the request."""
+        return False
 
     def decode_cost(self, encoding: Encoding, options: Options) -> int:
         """Estimates the time of ``decode`` for this encoding, in quarters of a microsecond."""

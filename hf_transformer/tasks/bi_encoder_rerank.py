@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.tasks.base import Outputs, SentenceTransformers, TaskSettings
+from hf_transformer.tasks.base import Expansion, Outputs, SentenceTransformers, TaskSettings
 from hf_transformer.tasks.long_texts import TRUNCATION
 from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import MAX_TOKENS_EACH, Rerank, RerankItem, RerankOptions
 from hf_transformer.tasks.similarity import MAX_SIM, SIMILARITIES, SPARSE_SIMILARITIES, compare, cosine, sparse_dot
-from hf_transformer.tasks.text_embedding import TextEmbedding, TextEmbeddingOptions
+from hf_transformer.tasks.text_embedding import NUMBERS_PER_VALUE, TextEmbedding, TextEmbeddingOptions
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import TensorSpec
 from hf_transformer.types.tokenization import Encoding, TextInput, TunedText
@@ -117,6 +117,9 @@ class BiEncoderRerank(Rerank):
         tokenization = replace(options.tokenization, max_each=(checked.integer(name, 1, 1),))
         return replace(options, tokenization=tokenization)
 
+    def expansion(self, item: RerankItem, options: Any) -> Expansion:
+        return Expansion(1 + len(item.texts), len(item.query) + sum(map(len, item.texts)))
+
     def texts(self, item: RerankItem, options: Any) -> Sequence[TextInput]:
         query = self._embedding.prompted(item.query, options.query)
         own = self._embedding.tokenization(options.query)  # ColBERT's queries have a length of their own
@@ -137,6 +140,9 @@ class BiEncoderRerank(Rerank):
     def answer_size(self, encoding: Encoding, options: Any) -> int:
         values = self._embedding.answer_size(encoding, options.document)
         return super().answer_size(encoding, options) + -(-values // COMPARED_VALUES)
+
+    def value_bytes(self, options: Any, *, tensors: bool) -> int:
+        return max(super().value_bytes(options, tensors=tensors), COMPARED_VALUES * NUMBERS_PER_VALUE * 4)
 
     def decode_cost(self, encoding: Encoding, options: Any) -> int:
         return self._embedding.decode_cost(encoding, options.document)

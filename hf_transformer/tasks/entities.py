@@ -22,6 +22,10 @@ Strategy = Literal["none", "simple", "first", "average", "max"]
 STRATEGIES: tuple[Strategy, ...] = ("none", "simple", "first", "average", "max")
 
 
+OUTSIDE = "O"
+"""The label of tokens outside of entities."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sentence:
     """An instance's text. For an instance of ``words``, ``starts`` contains the offset of each word."""
@@ -34,21 +38,24 @@ class Sentence:
 class Labels:
     """The labels of tokens: ``names``, such as "B-PER", and ``groups``, the names of entities, such as "PER".
 
-    ``begins`` [labels] is true for B- labels. Labels with equal numbers in ``tags`` [labels] may share an entity.
+    ``begins`` [labels] is true for B- labels. Labels with equal numbers in ``tags`` [labels] may share an entity. The
+    label O is outside of entities, while B-O and I-O are those of an entity O. transformers' pipeline confuses them.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.groups = tuple(name.split("-", 1)[-1] for name in names)
         # Unlike a group, a tag keeps prefixes other than B- and I-.
-        tags = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
+        tags = [None if name == OUTSIDE else name[2:] if name.startswith(("B-", "I-")) else name for name in names]
         self.tags = np.array([tags.index(tag) for tag in tags])
         self.begins = np.array([name.startswith("B-") for name in names])
 
     def ignored(self, ignore_labels: Collection[str], strategy: Strategy) -> Array:
-        """The mask [labels] to omit. ``ignore_labels`` are names for the strategy "none", otherwise groups."""
-        names = self.names if strategy == "none" else self.groups
-        return np.array([name in ignore_labels for name in names])
+        """The mask [labels] to omit. ``ignore_labels`` are names for the strategy "none", otherwise groups, or names
+        of the labels of an entity O, since O is the label outside of entities."""
+        keys = zip(self.names, self.groups, strict=True)
+        by_name = strategy == "none"
+        return np.array([(name if by_name or group == OUTSIDE else group) in ignore_labels for name, group in keys])
 
 
 @dataclass(frozen=True, slots=True)

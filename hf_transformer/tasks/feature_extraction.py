@@ -13,6 +13,7 @@ from hf_transformer.tasks.parameters import Parameters, read_output_format
 from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.tasks.text_embedding import NUMBER_BYTES
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding, Tokenization
@@ -52,6 +53,9 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
 
     def answer_size(self, encoding: Encoding, options: FeatureExtractionOptions) -> int:
         return len(encoding) * self._size
+
+    def value_bytes(self, options: FeatureExtractionOptions, *, tensors: bool) -> int:
+        return NUMBER_BYTES
 
     def decode(self, item: str, encoding: Encoding, outputs: Outputs, options: FeatureExtractionOptions) -> Array:
         vectors = np.array(outputs[OUTPUT], np.float32, order="C")

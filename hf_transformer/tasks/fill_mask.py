@@ -21,6 +21,8 @@ DEFAULT_TOP_K = 5
 """The default of transformers' fill-mask pipeline."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 """Maximum number of words, and of characters per word. The service may tokenize each word on the event loop."""
+ENTRY_BYTES, TENSOR_ENTRY_BYTES = 340, 180
+"""Bytes of a token's object with its probability, and in addition as an element of a tensor, each with its JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,11 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return masks * size
         choices = size if options.target_ids is None else len(options.target_ids)
         return masks * min(options.top_k, choices) * len(encoding)
+
+    def value_bytes(self, options: FillMaskOptions, *, tensors: bool) -> int:
+        if options.form in ("plain", "pipeline"):
+            return super().value_bytes(options, tensors=tensors)
+        return ENTRY_BYTES + TENSOR_ENTRY_BYTES * tensors
 
     def decode(self, item: str, encoding: Encoding, outputs: Outputs, options: FillMaskOptions) -> Json:
         positions = self.mask_positions(encoding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hf_transformer.errors import LoadError
@@ -34,10 +34,16 @@ class PairTemplate:
         """Returns both texts of the pair. ``instruction`` must be None for a template without instructions."""
         return f"{self._before(instruction)}{query}{self.after_query}", f"{self.before_document}{document}"
 
-    def limited(self, query: str, document: str, instruction: str | None, count: int) -> FramedPair:
-        """Returns the pair with the query cut to ``count`` tokens."""
-        before, second = self._before(instruction), f"{self.before_document}{document}"
-        return FramedPair(before, query, self.after_query, second, count)
+    def pairs(
+        self, query: str, documents: Sequence[str], instruction: str | None, count: int | None
+    ) -> Sequence[tuple[str, str] | FramedPair]:
+        """Returns the pairs of a query and each document, which share the first text. ``count`` is the number of tokens
+        that the query is cut to; None for the whole query."""
+        before, label = self._before(instruction), self.before_document
+        if count is not None:
+            return [FramedPair(before, query, self.after_query, f"{label}{document}", count) for document in documents]
+        first = f"{before}{query}{self.after_query}"
+        return [(first, f"{label}{document}") for document in documents]
 
     def _before(self, instruction: str | None) -> str:
         if instruction is None or self.instructed is None:

@@ -25,6 +25,9 @@ MAX_SEQ_LEN, MAX_ANSWER_LEN, MAX_QUESTION_LEN = 384, 15, 64
 """Default maximum numbers of tokens, from transformers' pipeline."""
 ANSWER_VALUES = 4
 """The number of values in an answer: score, start, end and text."""
+CHARACTERS_PER_VALUE = 100
+"""Characters of an answer's text per value of --max_answer_values, each in lower case too, as the pipeline compares
+them."""
 ANSWER_COST = 10
 """Decoding cost of an answer, in units of Task.decode_cost; includes about two candidate spans."""
 FIELDS = ("question", "context")
@@ -165,7 +168,12 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         return ((item.question, item.context) if self._question_first else (item.context, item.question),)
 
     def answer_size(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        return ANSWER_VALUES * self._answers(encoding, options)
+        """Counts the characters of all candidates too, since long words make long answers."""
+        answers = self._answers(encoding, options)
+        lengths = [end - start for start, end in encoding.offsets or ()]
+        longest = min(sum(lengths), max(lengths, default=0) * options.max_answer_len)
+        candidates = min(options.candidates, len(encoding) * min(options.max_answer_len, len(encoding)))
+        return ANSWER_VALUES * answers + candidates * longest // CHARACTERS_PER_VALUE
 
     def decode_cost(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
         """Adds the cost of the answers to the number of tokens."""

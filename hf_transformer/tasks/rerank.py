@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
-from hf_transformer.tasks.base import OutputFormat, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.base import Expansion, OutputFormat, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.long_texts import (
     TRUNCATION,
@@ -31,6 +31,8 @@ MAX_TOKENS_EACH = ("max_tokens_per_query", "max_tokens_per_doc")
 """Parameters for the maximum number of tokens of the query, with its prompt, and of each text. Special tokens are not
 counted."""
 NO_MAXIMUM = 2**31
+RANK_BYTES = 400
+"""Bytes of a text's index and score, which an API may render in other objects."""
 ONLY_TEXT = Tokenization(only_second=True)
 
 
@@ -158,20 +160,27 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
                 raise InvalidInput(f"{path}.{name}[{index}]", "a string", describe(text))
         return RerankItem(query, tuple(texts))
 
+    def expansion(self, item: RerankItem, options: RerankOptions) -> Expansion:
+        return Expansion(len(item.texts), len(item.query) * len(item.texts) + sum(map(len, item.texts)))
+
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
+        # The first text is made once: a copy for each pair may take a gigabyte.
         if self._template is None:
-            query = options.prompt + item.query  # once: a copy for each text may take a gigabyte
+            query = options.prompt + item.query
             return [(query, text) for text in item.texts]
-        template, query, instruction, most = self._template, item.query, options.instruction, options.query_tokens
-        if most is None:
-            return [template.pair(query, text, instruction) for text in item.texts]
-        return [template.limited(query, text, instruction, most) for text in item.texts]
+        return self._template.pairs(item.query, item.texts, options.instruction, options.query_tokens)
 
     def text_path(self, path: str, index: int) -> str:
         return f"{path}.texts[{index}]"
 
     def answer_size(self, encoding: Encoding, options: RerankOptions) -> int:
         return 2 + len(encoding) * options.return_documents
+
+    def value_bytes(self, options: RerankOptions, *, tensors: bool) -> int:
+        return RANK_BYTES // 2 * (2 if tensors else 1)
+
+    def repeats_texts(self, options: RerankOptions) -> bool:
+        return options.return_documents
 
     def decode(self, item: RerankItem, encoding: Encoding, outputs: Outputs, options: RerankOptions) -> float:
         require_numbers(outputs["logits"])

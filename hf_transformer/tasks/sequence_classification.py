@@ -10,7 +10,7 @@ from typing import Literal, cast
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput, describe
-from hf_transformer.tasks.base import LOGITS, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.base import LOGITS, VALUE_BYTES, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.long_texts import (
     TRUNCATION,
@@ -33,6 +33,8 @@ FUNCTIONS: tuple[Function, ...] = ("none", "softmax", "sigmoid")
 PIPELINE_PARAMETERS = ("top_k", "function_to_apply")
 DECIMALS = 4
 """Decimal places of the probabilities in the kserve format."""
+LABEL_BYTES = 300
+"""Bytes of an object with a label and its score, with its JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             return 1
         count = len(self.labels)
         return count if options.form != "pipeline" or options.top_k is None else min(options.top_k, count)
+
+    def value_bytes(self, options: SequenceClassificationOptions, *, tensors: bool) -> int:
+        return (LABEL_BYTES if options.form == "pipeline" else VALUE_BYTES) * (2 if tensors else 1)
 
     def decode(
         self, item: TextInput, encoding: Encoding, outputs: Outputs, options: SequenceClassificationOptions

@@ -6,7 +6,8 @@ Representations (representations.py) adds sparse vectors and vectors of tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from hf_transformer.errors import ContextLengthExceeded, InvalidInput, describe
 from hf_transformer.tasks.base import (
     TOKENS,
     Axis,
+    Expansion,
     OutputRole,
     Outputs,
     Overflow,
@@ -47,6 +49,8 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, SpannedEncoding, 
 NUMBERS_PER_VALUE = 4
 """Numbers of an embedding per value of --max_answer_values, since arrays are faster to write: 0.06 s per 1,000,000
 numbers, compared with 0.4 s for objects. OpenAI's maximum of 2,048 inputs then allows up to 1,953 dimensions."""
+NUMBER_BYTES = 26
+"""Bytes of a number of an embedding: 12 in arrays and tensors, 14 in JSON."""
 DENSE, SPARSE, MULTI_VECTOR = "dense", "sparse", "multi_vector"
 """The values of the parameter ``representations``."""
 TOKEN_EMBEDDINGS = "token_embeddings"  # noqa: S105  # not a credential
@@ -56,6 +60,12 @@ KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
 """KServe's settings, for a model folder without sentence-transformers files."""
 
 
+class Scale(Enum):
+    """A value of ``normalize`` that an API sets and no client can send."""
+
+    DENSE = "dense vectors have a length of 1 at every size, other representations that of the model's files"
+
+
 @dataclass(frozen=True, slots=True)
 class TextEmbeddingOptions:
     """A request's parameters.
@@ -63,13 +73,13 @@ class TextEmbeddingOptions:
     Attributes:
         prompt_from: the parameter that sets the prompt; None for the model's default.
         skips: the number of leading tokens to omit from pooling, in the first window and, if different, in the others.
-        normalize: whether to normalize before or after truncation to ``dimensions``.
+        normalize: whether to normalize dense vectors before or after truncation to ``dimensions``.
         exact: whether vectors with fewer than ``dimensions`` components are an error.
         representations: the wanted ones of DENSE, SPARSE and MULTI_VECTOR.
         named: whether the answer is an object by representation; else it is the only representation itself.
         precision, binary_zero: see quantize.
         input_type: "query", "document", or "" if the request and the model say nothing.
-        scale: the request's ``normalize``; None if absent.
+        scale: the request's ``normalize`` for sparse vectors and vectors of tokens; None if the files decide.
     """
 
     prompt: str
@@ -96,14 +106,14 @@ class PooledWindow:
         vectors: a dense vector, float32 [D], per element of ``skips``; empty without a dense representation.
         sparse: the sparse vector.
         token_vectors: vectors of tokens, float32 [kept, d].
-        spans: the mean of each span's tokens in this window, for late chunking.
+        spans: the mean of each span's tokens in this window by the number of the span, for late chunking.
     """
 
     vectors: tuple[Array, ...]
     tokens: int
     sparse: Weights | None = None
     token_vectors: Array | None = None
-    spans: tuple[PooledWindow, ...] = ()
+    spans: Mapping[int, PooledWindow] = field(default_factory=dict)
 
 
 Text = str | TokenIds | SpannedItem
@@ -169,12 +179,13 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         wanted, named = self._read_representations(checked)
         precision, zero = checked.choice("precision", "float32", PRECISIONS), checked.flag("binary_zero", False)
-        self._check_precision(checked, wanted, precision)
+        scale = self._read_normalize(checked)
+        self._check_precision(checked, wanted, precision, scale)
         return TextEmbeddingOptions(
             prompt,
             prompt_from if prompt else None,
             (skip, 0) if skip and overflow == "window" else (skip,),
-            "after" if precision in BYTES else self._read_normalize(checked),
+            "after" if precision in BYTES else self._when_to_normalize(scale),
             dimensions,
             exact,
             overflow,
@@ -184,7 +195,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             precision,
             zero,
             input_type,
-            checked.flag("normalize", True) if "normalize" in checked else None,
+            None if scale is Scale.DENSE else scale,
         )
 
     def _read_representations(self, parameters: Parameters) -> tuple[tuple[str, ...], bool]:
@@ -200,7 +211,9 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return tuple(dict.fromkeys(names)), True
 
     @staticmethod
-    def _check_precision(parameters: Parameters, wanted: Sequence[str], precision: str) -> None:
+    def _check_precision(
+        parameters: Parameters, wanted: Sequence[str], precision: str, scale: bool | Scale | None
+    ) -> None:
         """Raises InvalidInput for parameters without effect on the wanted representations or the precision."""
         if wanted in ((SPARSE,), (TOKEN_EMBEDDINGS,)):
             for name in ("dimensions", "precision"):
@@ -209,14 +222,20 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
                     raise InvalidInput(f"parameters.{name}", f"no value for {alone} alone")
         if "binary_zero" in parameters and precision not in BITS:
             raise InvalidInput("parameters.binary_zero", f"no value without a precision of {' or '.join(BITS)}")
-        if precision in BYTES and not parameters.flag("normalize", True):
+        if precision in BYTES and scale is False:
             expected = f"true for the precision {precision}, which is a range of unit vectors' components"
             raise InvalidInput("parameters.normalize", expected, "false")
 
-    def _read_normalize(self, parameters: Parameters) -> Literal["before", "after", "no"]:
-        """Reads ``normalize``. By default the model folder decides: its Normalize module runs before truncate_dim."""
-        if "normalize" in parameters:
-            return "after" if parameters.flag("normalize", True) else "no"
+    @staticmethod
+    def _read_normalize(parameters: Parameters) -> bool | Scale | None:
+        """Reads ``normalize``; None if absent."""
+        value = parameters.get("normalize")
+        return value if value is None or isinstance(value, Scale) else parameters.flag("normalize", True)
+
+    def _when_to_normalize(self, scale: bool | Scale | None) -> Literal["before", "after", "no"]:
+        """By default the model folder decides: its Normalize module runs before truncate_dim."""
+        if scale is not None:
+            return "after" if scale else "no"
         if self.settings.sentence_transformers is None:
             return "after"
         return "before" if self._files.normalize else "no"
@@ -270,14 +289,22 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         # No prompt is prepended to token ids, since they are the complete text.
         return (item if isinstance(item, TokenIds) else item.with_prompt(options.prompt, self._cased),)
 
+    def expansion(self, item: Text, options: TextEmbeddingOptions) -> Expansion | None:
+        if not isinstance(item, SpannedItem):
+            return None
+        return Expansion(1, values=len(item.spans) * self._size // NUMBERS_PER_VALUE)
+
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Counts NUMBERS_PER_VALUE numbers as one value. A span's vector has all dimensions until the answer."""
         numbers = self._dimensions(options)
         if isinstance(encoding, SpannedEncoding):
-            numbers = self._size * sum(map(bool, encoding.spans))
+            numbers = self._size * len(encoding.spans)
         if TOKEN_EMBEDDINGS in options.representations:
             numbers += len(encoding) * self._size
         return -(-numbers // NUMBERS_PER_VALUE)
+
+    def value_bytes(self, options: TextEmbeddingOptions, *, tensors: bool) -> int:
+        return NUMBERS_PER_VALUE * NUMBER_BYTES
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         """Includes all tokens, since even a few dimensions require complete pooling."""
@@ -327,7 +354,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         self, item: SpannedItem, index: int, windows: Sequence[PooledWindow], options: TextEmbeddingOptions
     ) -> Array:
         """The vector of a span from all windows: means, weighted by numbers of tokens, are the mean of all tokens."""
-        parts = [part for window in windows if (part := window.spans[index]).tokens]
+        parts = [window.spans[index] for window in windows if index in window.spans]
         if not parts:
             raise item.missing(index)
         if not parts[0].vectors:
@@ -373,7 +400,9 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         return (TensorSpec(PREDICTIONS, "FP32", (FREE, size)),)
 
 
-def _pool_spans(rows: Array, spans: Sequence[range]) -> tuple[PooledWindow, ...]:
-    """The mean of each span's token vectors. Empty for spans without tokens, and for a pooled output."""
-    means = iter(span_means(rows, [*filter(None, spans)]) if rows.ndim > 1 else ())
-    return tuple(PooledWindow((next(means),) if span and rows.ndim > 1 else (), len(span)) for span in spans)
+def _pool_spans(rows: Array, spans: Mapping[int, range]) -> dict[int, PooledWindow]:
+    """The mean of each span's token vectors, by the number of the span. Without vectors for a pooled output."""
+    if rows.ndim == 1:
+        return {index: PooledWindow((), len(span)) for index, span in spans.items()}
+    means = span_means(rows, [*spans.values()])
+    return {index: PooledWindow((mean,), len(span)) for (index, span), mean in zip(spans.items(), means, strict=True)}

@@ -22,7 +22,7 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
-from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
+from hf_transformer.tasks.entities import OUTSIDE, STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_finite, softmax
@@ -33,10 +33,12 @@ from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
-IGNORED_LABELS = ("O",)
+IGNORED_LABELS = (OUTSIDE,)
 """The default of transformers' token-classification pipeline."""
 ENTITY_VALUES = 6
 """The number of values per token in the pipeline format: entity, score, index, word, start and end."""
+CHARACTERS_PER_VALUE = 100
+"""Characters of words per value of --max_answer_values, since a word in several windows is in the entities of each."""
 WORD_COST = 5
 """Decoding cost of a token, in units of decode_cost, for strategies that choose a label per word."""
 NO_LABEL = -100
@@ -171,9 +173,11 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     def answer_size(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
         if options.form in ("probabilities", "raw_logits"):
             return len(encoding) * len(self._columns)
+        if options.form == "plain":
+            return len(encoding)
         # Every token has an object if no label is ignored; otherwise most tokens have none.
-        everything = options.form == "pipeline" and not options.ignored.any()
-        return len(encoding) * (ENTITY_VALUES if everything else 1)
+        words = sum([end - start for start, end in encoding.offsets or ()]) // CHARACTERS_PER_VALUE
+        return len(encoding) * (1 if options.ignored.any() else ENTITY_VALUES) + words
 
     def decode_cost(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
         """Exceeds ``answer_size`` for strategies that join words."""

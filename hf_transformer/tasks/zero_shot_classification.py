@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
-from hf_transformer.tasks.base import Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.base import Expansion, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.long_texts import (
     TRUNCATION,
@@ -65,7 +65,8 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
 
     In both formats, the answer is {"sequence", "labels", "scores"}, the best label first, as in transformers'
     pipelines/zero_shot_classification.py. Scores are a softmax of the entailment logits over the labels. With
-    ``multi_label`` or a single label, each score is a softmax of entailment and contradiction.
+    ``multi_label`` or a single label, each score is a softmax of entailment and contradiction. transformers finds
+    contradiction by its position, which is another label where the order is neutral, entailment, contradiction.
     """
 
     name = "zero_shot_classification"
@@ -79,14 +80,13 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         count = len(read_labels(settings.model_config))
-        entailment = entailment_id(settings.model_config)
-        if count < 2 or not 0 <= entailment < count:
+        contradiction, entailment = label_ids(settings.model_config)
+        if count < 2 or not (0 <= entailment < count and 0 <= contradiction < count):
             raise LoadError(
                 f"zero_shot_classification needs a model with entailment and another label, and config.json names "
-                f"{count} of them, entailment as number {entailment}"
+                f"{count} of them, entailment as number {entailment}, contradiction as number {contradiction}"
             )
-        # As in transformers, contradiction is the first label, or the last label if entailment is the first.
-        self._columns = [count - 1 if entailment == 0 else 0, entailment]
+        self._columns = [contradiction, entailment]
         self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
@@ -129,11 +129,17 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             raise TooLarge(f"{owner}.candidate_labels", expected, f"one of {length}")
         return ZeroShotItem(sequence, labels)
 
+    def expansion(self, item: ZeroShotItem, options: ZeroShotOptions) -> Expansion:
+        return Expansion(len(item.labels), len(item.labels) * len(item.sequence))
+
     def texts(self, item: ZeroShotItem, options: ZeroShotOptions) -> Sequence[TextInput]:
         return [(item.sequence, label.join(options.template)) for label in item.labels]
 
     def answer_size(self, encoding: Encoding, options: ZeroShotOptions) -> int:
         return 2
+
+    def repeats_texts(self, options: ZeroShotOptions) -> bool:
+        return True
 
     def decode(self, item: ZeroShotItem, encoding: Encoding, outputs: Outputs, options: ZeroShotOptions) -> Array:
         """The logits of contradiction and entailment, float32 [2]."""
@@ -159,17 +165,30 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         }
 
 
-def entailment_id(model_config: Mapping[str, Json]) -> int:
-    """The id of the first label with the prefix "entail". Raises LoadError if no label has this prefix."""
-    ids = model_config.get("label2id")
-    if not isinstance(ids, dict):
-        ids = {name: index for index, name in enumerate(read_labels(model_config))}
-    for name, index in ids.items():
-        if name.lower().startswith("entail") and isinstance(index, int):
-            return index
-    raise LoadError(
-        "zero_shot_classification needs a model trained on entailment: none of the labels in config.json (label2id) "
-        f"starts with 'entail': {', '.join(map(str, ids))[:200]}"
+def label_ids(model_config: Mapping[str, Json]) -> tuple[int, int]:
+    """The ids of contradiction and entailment, the first labels with the prefixes "contra" and "entail".
+
+    Without a label "contra...", contradiction is as in transformers the first label, or the last one if entailment is
+    the first. Raises LoadError if no label has the prefix "entail".
+    """
+    labels, ids = read_labels(model_config), model_config.get("label2id")
+    by_name = {name: index for index, name in enumerate(labels)}
+    ids = {**ids, **{name: by_name[name] for name in by_name if name not in ids}} if isinstance(ids, dict) else by_name
+    entailment = _id_of("entail", ids)
+    if entailment is None:
+        raise LoadError(
+            "zero_shot_classification needs a model trained on entailment: none of the labels in config.json "
+            f"(label2id) starts with 'entail': {', '.join(map(str, ids))[:200]}"
+        )
+    contradiction = _id_of("contra", ids)
+    if contradiction is None:
+        contradiction = len(labels) - 1 if entailment == 0 else 0
+    return contradiction, entailment
+
+
+def _id_of(prefix: str, ids: Mapping[str, Json]) -> int | None:
+    return next(
+        (number for name, number in ids.items() if name.lower().startswith(prefix) and isinstance(number, int)), None
     )
 
 

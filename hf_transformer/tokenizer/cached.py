@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from hf_transformer.errors import RequestError
+from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer.windows import plan, stride_of
 from hf_transformer.tokenizer.words import Layout, WordCache
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Truncation
@@ -83,7 +83,7 @@ class CachedEncoder:
         left = self._left if options.truncation_side is None else options.truncation_side == "left"
         try:
             windows, cut = plan([*map(len, texts)], layout.size, limit, options, left)
-        except RequestError:
+        except InvalidInput:
             return None
         encodings = [
             layout.fill([ids[part.start : part.stop] for ids, part in zip(texts, kept, strict=True)])

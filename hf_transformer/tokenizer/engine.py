@@ -13,10 +13,12 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
+from hf_transformer.tokenizer.cache_check import MAX_CHARACTERS, SAMPLES, CacheCheck
 from hf_transformer.tokenizer.cached import CachedEncoder
-from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, shortened, stride_of, too_many_windows
+from hf_transformer.tokenizer.windows import Kept, locate, longest_first, plan, shortened, stride_of
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
 from hf_transformer.types.tokenization import (
+    PLAIN,
     Encoding,
     FramedPair,
     Side,
@@ -87,7 +89,8 @@ class Engine(ABC):
         Raises:
             InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks an
                 option.
-            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``, or too many token ids in a text.
+            TooLarge: more than ``options.max_tokens``, a limit of ``options.budget``, or too many token ids in a text.
+            TooManyRequests: see WindowBudget.
         """
         encodings: list[list[Encoding]] = []
         misses: list[TextInput] = []
@@ -132,7 +135,7 @@ class Engine(ABC):
         if isinstance(text, SpannedText):
             return self._spanned(text, options)
         if isinstance(text, TunedText):
-            return self.encode([text.text], replace(text.options, max_windows=options.max_windows))[0]
+            return self.encode([text.text], replace(text.options, budget=options.budget))[0]
         key = text.query, text.count
         if key not in cut:
             cut[key] = self._cut(text.query, text.count, options)
@@ -158,7 +161,7 @@ class Engine(ABC):
         """Encodes a text with spans. Its windows run from the beginning of the text."""
         side = "right" if options.windows else options.truncation_side
         [windows] = self._encode([text.text], replace(options, detail=True, truncation_side=side))
-        return [*locate(text, windows, stride_of(self._limit(options), options))]
+        return [*locate(text, windows, options, stride_of(self._limit(options), options))]
 
     def _from_ids(self, text: TokenIds, options: Tokenization) -> Encoding:
         limit = self._limit(options)
@@ -204,14 +207,41 @@ class RustEngine(Engine):
         self._trims_space = trims_space(backend)
         self._long_text = threading.Lock()
         rules = chunk_rules(backend)
-        self._words = WordCache(backend, rules) if rules and word_cache else None
-        self._cached = (
-            CachedEncoder(self._words, backend, special_tokens, self._truncates_left) if self._words else None
-        )
+        self._rules = rules if word_cache else None
         self._prefixes = PrefixTruncation.of(backend, rules) if rules else None
+        self.cache_check = CacheCheck()
+        self._cached = self._make_cache()
+
+    def _make_cache(self) -> CachedEncoder | None:
+        """Creates an empty cache for the current special tokens. Returns None if the tokenizer has no rules for it."""
+        if self._rules is None:
+            return None
+        made, trial = (self._new_cache(self._rules) for _ in range(2))  # the samples don't fill the cache
+        self.cache_check.compare_all(
+            SAMPLES,
+            lambda text: trial.encode(text, self.max_length, PLAIN),
+            lambda text: self._encode_bounded([text], PLAIN)[0],
+        )
+        return made
+
+    def _new_cache(self, rules: ChunkRules) -> CachedEncoder:
+        words = WordCache(self._backend, rules)
+        return CachedEncoder(words, self._backend, self._special_tokens, self._truncates_left)
 
     def cached(self, text: TextInput, options: Tokenization) -> list[Encoding] | None:
-        return None if self._cached is None else self._cached.encode(text, self.max_length, options)
+        if self._cached is None or not self.cache_check.is_on:
+            return None
+        windows = self._cached.encode(text, self.max_length, options)
+        if windows is None or not self.cache_check.is_due() or characters(text) > MAX_CHARACTERS:
+            return windows
+        library = self._encode_bounded([text], options)[0]
+        self.cache_check.compare(windows, library)
+        return library
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the tokenizer has a word cache, on or off."""
+        return self._cached is not None
 
     def frame_pairs(self, start: str, separator: Sequence[str], suffix: Sequence[str]) -> None:
         """Replaces the special tokens of texts and pairs. Call it before the first text is encoded.
@@ -232,12 +262,11 @@ class RustEngine(Engine):
             single="$A:0", pair=" ".join(pair), special_tokens=special
         )
         self._special_tokens, self._trims_space = True, trims_space(self._backend)
-        if self._words is not None:
-            self._cached = CachedEncoder(self._words, self._backend, True, self._truncates_left)
+        self._cached = self._make_cache()
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         encodings = self._encode_bounded(texts, options)
-        if self._cached is not None and not options.detail:
+        if self._cached is not None and self.cache_check.is_on and not options.detail:
             self._cached.learn(texts[0])  # of one text of each call, since learning holds the GIL
         return encodings
 
@@ -258,8 +287,6 @@ class RustEngine(Engine):
             self._plan(whole, isinstance(text, tuple), limit, options)
             for whole, text in zip(wholes, texts, strict=True)
         ]
-        if sum(len(windows) for windows, _ in plans) > options.max_windows:
-            raise too_many_windows(options)
         encodings = []
         for whole, (windows, cut) in zip(wholes, plans, strict=True):
             converted = _convert(whole, options.detail, truncated=cut)

@@ -1,7 +1,7 @@
 """Loads a folder's tokenizer, and determines its limit in tokens.
 
 The result equals that of transformers' AutoTokenizer, but without importing transformers, which takes two seconds. The
-steps follow PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. transformers
+steps follow PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.24. transformers
 itself loads folders without tokenizer.json, with a rare class, or with custom code (NotMirrored).
 """
 
@@ -11,6 +11,7 @@ import base64
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names of the special tokens in tokenizer_config.json."""
+NO_FILE = "it has no tokenizer.json"
 DEFAULT_MAX_LENGTH = 512
 """Default limit in tokens if neither tokenizer nor model defines a limit, as for BERT and most encoders."""
 NO_LIMIT = 10**12
@@ -47,6 +49,11 @@ embeddings.
 
 Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and similar models.
 """
+
+STAGES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+"""Keys of tokenizer.json for the stages beside the model."""
+LEFT_PADDED = ("XLNetTokenizer", "LlamaTokenizer")
+"""Classes that pad on the left by default."""
 
 MAX_GROWTH = 100
 """Maximum growth factor of a text by normalization or decoding. Without it, 400 characters can take gigabytes.
@@ -76,6 +83,8 @@ class LoadedTokenizer:
         padding_side, truncation_side: ``left`` or ``right``.
         model_max_length: the limit in tokens; None if unset.
         cleans_up: whether decoding removes spaces before punctuation.
+        source: the origin of the ids in words: tokenizer.json, a class with its vocabulary, or transformers.
+        file: the path of tokenizer.json; None without one.
         slow: transformers' tokenizer; None if the Rust library loaded the tokenizer.
     """
 
@@ -86,7 +95,9 @@ class LoadedTokenizer:
     truncation_side: str
     model_max_length: int | None
     cleans_up: bool
+    source: str
     slow: Any = None
+    file: Path | None = None
 
 
 def load_folder(
@@ -101,18 +112,18 @@ def load_folder(
 
     Runs custom code only with ``trust_remote_code``.
     """
-    reason, loaded = "it has no tokenizer.json", None
+    reason, loaded = NO_FILE, None
     settings = read_counted(folder / "tokenizer_config.json", required=False)
     if (folder / "tokenizer.json").is_file():
         try:
             loaded = load_fast(folder, config, lower_case=lower_case, settings=settings, max_file_bytes=max_file_bytes)
         except NotMirrored as exc:
             reason = f"its tokenizer.json is not read alone: {exc}"
-            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, reason)
     if loaded is None:
         loaded = _load_with_transformers(folder, reason, lower_case=lower_case, trust_remote_code=trust_remote_code)
     if loaded.size > (largest := max_file_bytes // BYTES_PER_VALUE):
         raise LoadError(f"the tokenizer in {folder}: expected token ids below {largest}, got {loaded.size - 1}")
+    log.info("the tokenizer in %s is that of %s", folder, loaded.source)
     for stage in () if loaded.backend is None else (loaded.backend.normalizer, loaded.backend.decoder):
         if stage is not None and (growth := growth_of(orjson.loads(stage.__getstate__()))) > MAX_GROWTH:
             raise LoadError(
@@ -170,12 +181,17 @@ def load_fast(
     """
     if settings is None:
         settings = read_counted(folder / "tokenizer_config.json", required=False)
-    name = tokenizer_class(config, settings)
+    document = read_json(folder / "tokenizer.json", required=True, limit=max_file_bytes, flag="--max_model_file_bytes")
+    try:
+        byte_level = b'"ByteLevel"' in orjson.dumps([document.get(stage) for stage in STAGES])
+    except TypeError as exc:  # nested too deep
+        raise NotMirrored(f"tokenizer.json: {exc}") from exc
+    # Without transformers, a model type that is missing in recipes.py counts as one without a registered class.
+    name = tokenizer_class(config, settings, byte_level=byte_level, any_type=find_spec("transformers") is None)
     if name is None:
         raise NotMirrored(f"tokenizer class {settings.get('tokenizer_class')!r}, model {config.get('model_type')!r}")
     if settings.keys() & {"fast_tokenizer_files", "init_inputs", "fix_mistral_regex"}:
         raise NotMirrored("tokenizer_config.json has rare settings")
-    document = read_json(folder / "tokenizer.json", required=True, limit=max_file_bytes, flag="--max_model_file_bytes")
     if not lower_case:
         settings["do_lower_case"] = False
         document["normalizer"] = without_lower_case(document.get("normalizer"))
@@ -227,7 +243,7 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
     if name == "Qwen2Tokenizer":
         backend.add_tokens([AddedToken(text, special=True) for text in (*tokens.values(), *map(str, extra))])
     sides = (
-        settings.get("padding_side", "left" if name == "XLNetTokenizer" else "right"),
+        settings.get("padding_side", "left" if name in LEFT_PADDED else "right"),
         settings.get("truncation_side", "right"),
     )
     if not {*sides} <= {"left", "right"}:
@@ -245,6 +261,8 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
         sides[1],
         settings.get("model_max_length", settings.get("max_len")),
         bool(cleans_up),
+        "its tokenizer.json" if recipe is None else f"the class {name}, with the vocabulary of its tokenizer.json",
+        file=folder / "tokenizer.json",
     )
 
 
@@ -393,10 +411,11 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
     try:
         import transformers
     except ImportError as exc:
+        saved = "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        other = f", or save a tokenizer.json there, as {saved} does" if reason == NO_FILE else ""
         raise LoadError(
             f"transformers has to load the tokenizer in {folder} ({reason})",
-            f": {install_command('transformers')} (the slim image has none), or save a tokenizer.json there, as"
-            " AutoTokenizer.from_pretrained(...).save_pretrained(...) does",
+            f": {install_command('transformers')} (the slim image has none){other}",
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}
@@ -417,7 +436,9 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
         tokenizer.truncation_side,
         tokenizer.model_max_length,
         bool(tokenizer.clean_up_tokenization_spaces),
+        f"transformers {transformers.__version__}, class {type(tokenizer).__name__} ({reason})",
         tokenizer,
+        None if reason == NO_FILE else folder / "tokenizer.json",
     )
 
 

@@ -4,7 +4,7 @@ Since version 5, most classes read only the vocabulary from tokenizer.json, and 
 tokenizer_config.json. A class's recipe defines the model type and its options, the default special tokens, and the
 stages of the pipeline. Tests compare the recipes with the installed version.
 
-Source: transformers 5.23, models/*/tokenization_*.py and models/auto/tokenization_auto.py.
+Source: transformers 5.24, models/*/tokenization_*.py and models/auto/tokenization_auto.py.
 """
 
 from __future__ import annotations
@@ -170,6 +170,16 @@ def _albert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> 
         _bert_finish(tokenizer, settings, BERT_TOKENS)
 
 
+def _llama_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    has_prefix = settings.get("add_prefix_space") is not False
+    scheme = ("always" if settings.get("legacy") else "first") if has_prefix else "never"
+    steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if has_prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    tokenizer.decoder = decoders.Sequence(steps)
+
+
 def _xlnet_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -254,6 +264,12 @@ RECIPES: Mapping[str, Recipe] = {
         _t5_finish,
         _unigram(2),
     ),
+    "LlamaTokenizer": Recipe(
+        "BPE",
+        named("unk=<unk> bos=<s> eos=</s>"),
+        _llama_stages,
+        options=lambda *_: {"fuse_unk": True, "byte_fallback": True},
+    ),
     "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
 }
 """Recipes by class name. The generic class has no recipe."""
@@ -266,10 +282,15 @@ GENERIC_NAMES = frozenset({GENERIC, "PreTrainedTokenizer", "PythonBackend", "Blo
 
 MODEL_TYPES: Mapping[str, str] = {
     GENERIC: (
-        "aria beam bigbird_pegasus canary cohere_asr ernie4_5 flex_olmo fuyu glm glm4 glm4_moe got_ocr2 gpt_bigcode"
-        " granite granitemoe granitemoehybrid granitemoeshared jamba kosmos-2 llava llava_next minimax_m2 modernbert"
-        " modernbert-decoder nemotron nystromformer olmo2 olmo3 olmo_hybrid pegasus_x persimmon phi3 phimoe"
-        " pix2struct smolvlm stablelm umt5 vipllava xlm-roberta-xl"
+        "EvollaModel arctic aria beam bigbird_pegasus camembertv2-base canary chatlm cohere_asr ernie4_5"
+        " ernie4_5_moe flex_olmo fuyu glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe glm_image glmasr got_ocr2"
+        " gpt_bigcode gradium_phonon_tts granite granitemoe granitemoehybrid granitemoeshared h2ovl_chat"
+        " hyperclovax hyperclovax_vlm internlm2 internlm3 iquestcoder jamba kimi_k25 kimi_linear kosmos-2 llava"
+        " llava_next mimo_v2_flash minicpm3 minicpm_ocr minicpmv minicpmv4_6 minicpmv4_7 minimax_m2 ministral"
+        " ministral3 mistral mistral3 mistral_large4 mixtral modernbert modernbert-decoder molmo molmo2"
+        " nemo_speechlm nemotron nvfp4 nystromformer olmo2 olmo3 olmo_hybrid omniasr opencua openvla paddleocr_vl"
+        " pegasus_x persimmon phi3 phi3_v phimoe pix2struct pixtral pocket_tts smolvlm stablelm step3_vl umt5"
+        " vipllava voxtral voxtral_realtime xlm-roberta-xl"
     ),
     "BertTokenizer": (
         "align bark bert blip bros chinese_clip convbert distilbert electra ernie flava git grounding-dino layoutlm"
@@ -280,7 +301,8 @@ MODEL_TYPES: Mapping[str, str] = {
         "bart bridgetower clap data2vec-text florence2 ibert led lilt longformer mra mvp roberta roberta-prelayernorm"
     ),
     "GPT2Tokenizer": (
-        "blip-2 codegen dbrx emu3 gpt2 gpt_neo gptj instructblip instructblipvideo jais2 opt phi starcoder2"
+        "blip-2 codegen dbrx emu3 gpt2 gpt_neo gptj hyperclovax_vision_v2 instructblip instructblipvideo jais2 opt phi"
+        " starcoder2"
     ),
     "XLMRobertaTokenizer": "gte jina_embeddings_v3 metaclip_2 trocr xlm-roberta xmod",
     "CamembertTokenizer": "camembert",
@@ -293,6 +315,7 @@ MODEL_TYPES: Mapping[str, str] = {
         "audioflamingo3 colqwen2 internvl ovis2 qwen2 qwen2_5_omni qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl qwen3"
         " qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe"
     ),
+    "LlamaTokenizer": "idefics idefics2",
     "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
 }
 """Values of model_type in config.json that transformers registers for each tokenizer class."""
@@ -308,11 +331,22 @@ WRONG_CLASS_TYPES = frozenset(
 )
 """Model types whose registered class overrides the class in tokenizer_config.json."""
 
+UNREGISTERED = frozenset({"llama"})
+"""Values of model_type without a registered class: tokenizer_config.json names one, else the generic one applies."""
+
 _REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types.split()}
 
 
-def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) -> str | None:
+def tokenizer_class(
+    config: Mapping[str, Json], settings: Mapping[str, Json], *, byte_level: bool = False, any_type: bool = False
+) -> str | None:
     """Determines the tokenizer class from config.json and tokenizer_config.json: a key of MODEL_TYPES.
+
+    Args:
+        byte_level: whether tokenizer.json has a ByteLevel stage. Many such folders name LlamaTokenizer, which has none,
+            so that the file is loaded unchanged.
+        any_type: whether the class of tokenizer_config.json applies to a model type that is missing here, as
+            transformers does for types that it does not register. It may register one that is missing here.
 
     Returns None for an unknown class or custom code, which only transformers can load.
     """
@@ -320,16 +354,19 @@ def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) ->
     name = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if "auto_map" in settings or config.get("model_name") is not None or not isinstance(name, str | None):
         return None
+    is_unregistered = not model_type or model_type in UNREGISTERED
     if name is None:
         # transformers may register a model type that is missing here.
-        return _REGISTERED.get(model_type) if model_type else GENERIC
+        return GENERIC if is_unregistered else _REGISTERED.get(model_type)
     name = name.removesuffix("Fast")
     name = GENERIC if name in GENERIC_NAMES else ALIASES.get(name, name)
     if model_type in WRONG_CLASS_TYPES:
         return _REGISTERED.get(model_type)
     if name == GENERIC:
         return GENERIC
-    if name not in MODEL_TYPES or (model_type and model_type not in _REGISTERED):
+    if name not in MODEL_TYPES or not (is_unregistered or model_type in _REGISTERED or any_type):
         return None
+    if name == "LlamaTokenizer" and byte_level:
+        return GENERIC
     # The folder's class overrides the registered class, unless the registered class is generic.
     return GENERIC if _REGISTERED.get(model_type) == GENERIC else name

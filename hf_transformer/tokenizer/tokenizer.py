@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,6 @@ from hf_transformer.tokenizer.engine import (
 )
 from hf_transformer.tokenizer.files import MAX_FILE_BYTES
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
-from hf_transformer.tokenizer.windows import too_many_windows
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
@@ -79,8 +78,10 @@ class Tokenizer:
         marks_subwords: whether tokens that continue a word have a prefix (## of WordPiece).
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
+        source: the origin of the ids in words, see LoadedTokenizer.
+        file: the path of tokenizer.json.
 
-    Missing tokens and their ids are None.
+    Missing tokens, their ids and a missing file are None.
     """
 
     token_to_id: Callable[[str], int | None]
@@ -96,6 +97,7 @@ class Tokenizer:
         self.max_length = max_length
         backend, self._slow = loaded.backend, loaded.slow
         self._backend: Any = backend
+        self.source, self.file = loaded.source, loaded.file
         vocab: dict[str, int] = {} if backend else self._slow.get_vocab()
         names = {number: token for token, number in vocab.items()}
         self.token_to_id = backend.token_to_id if backend else vocab.get
@@ -131,7 +133,8 @@ class Tokenizer:
 
         Raises:
             InvalidInput: a text can't be encoded with these options.
-            TooLarge: more than ``options.max_windows`` or ``options.max_tokens``.
+            TooLarge: more than ``options.max_tokens`` or a limit of ``options.budget``.
+            TooManyRequests: see WindowBudget.
         """
         encodings: list[list[Encoding]] = []
         for chunk in _chunks(texts):
@@ -149,6 +152,11 @@ class Tokenizer:
                 names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # each looked up once
                 encoding.tokens = [names[number] for number in encoding.ids]
         return encodings
+
+    def cache_checks(self) -> Mapping[str, float]:
+        """The number of texts whose cached ids were compared with the library's, by result. Empty without a cache."""
+        engine = self._engine
+        return engine.cache_check.results if isinstance(engine, RustEngine) and engine.has_cache else {}
 
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, options: Tokenization = PLAIN, length: int | None = None
@@ -228,6 +236,11 @@ class Tokenizer:
             executor, lambda stop: [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
         )
 
+    def decoded_length(self, texts: Sequence[Sequence[int]]) -> int:
+        """The most characters that sequences of ids may decode to: as if all of their tokens were the longest one."""
+        longest = max((len(self.id_to_token(number) or "") for number in {*chain.from_iterable(texts)}), default=0)
+        return sum(map(len, texts)) * (longest + 1)
+
     def first_token_id(self, text: str) -> int | None:
         """Id of a text's first token, without special tokens. None if the text has no tokens, or can't be encoded."""
         try:
@@ -270,9 +283,7 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
 
 
 def _check_totals(encodings: Sequence[Sequence[Encoding]], options: Tokenization) -> None:
-    """Raises TooLarge for too many windows or tokens."""
-    if options.windows and sum(map(len, encodings)) > options.max_windows:
-        raise too_many_windows(options)
+    """Raises TooLarge for too many tokens."""
     if options.whole and sum(len(encoding) for windows in encodings for encoding in windows) > options.max_tokens:
         raise too_many_tokens(options)
 

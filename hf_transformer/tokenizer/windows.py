@@ -3,24 +3,16 @@ and the characters of a text's first or last tokens."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from hf_transformer.errors import InvalidInput, TooLarge
+import numpy as np
+
+from hf_transformer.errors import InvalidInput
 from hf_transformer.types.tokenization import Encoding, SpannedEncoding, SpannedText, Tokenization
 
 Kept: TypeAlias = tuple[range, ...]
 """The tokens of each text that an encoding keeps, counted from the text's first token."""
-
-
-def too_many_windows(options: Tokenization) -> TooLarge:
-    """Error for more than ``options.max_windows`` windows."""
-    return TooLarge(
-        "instances",
-        f"at most {options.max_windows} windows in a request (--max_sequences)",
-        hint="send shorter texts, or share fewer tokens between windows",
-    )
 
 
 def plan(
@@ -42,7 +34,7 @@ def plan(
 
     Raises:
         InvalidInput: a pair doesn't fit, or the stride exceeds the room.
-        TooLarge: the text has more than ``options.max_windows`` windows.
+        TooLarge, TooManyRequests: see WindowBudget.
     """
     kept = [min(count, most) for count, most in zip(counts, options.max_each or counts, strict=False)]
     cut, room = kept != [*counts], limit - added
@@ -76,8 +68,8 @@ def _windows(
         )
     starts = range(0, kept[split] - stride, room - stride)
     used = starts[: options.max_windows_each]
-    if len(used) > options.max_windows:
-        raise too_many_windows(options)
+    if options.budget is not None:
+        options.budget.windows(len(used), len(used) * limit, detail=options.detail)
     whole = [_end(range(count), number, left) for count, number in zip(counts, kept, strict=True)]
     text, windows = whole[split], []
     for start in used:
@@ -135,7 +127,7 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (short, long) if first <= second else (long, short)
 
 
-def locate(text: SpannedText, windows: Sequence[Encoding], stride: int) -> Iterator[Encoding]:
+def locate(text: SpannedText, windows: Sequence[Encoding], options: Tokenization, stride: int) -> Iterator[Encoding]:
     """Adds the tokens of each span to the windows of a text.
 
     A token belongs to the spans that contain its last character, and to the first window that contains it. Special
@@ -144,19 +136,25 @@ def locate(text: SpannedText, windows: Sequence[Encoding], stride: int) -> Itera
     Args:
         windows: the encodings with all details, in the order of the text.
         stride: the number of tokens that neighbouring windows share.
+
+    Raises:
+        TooLarge, TooManyRequests: see WindowBudget.
     """
+    starts, ends = np.array(text.spans, np.int64).T
     for number, window in enumerate(windows):
         special, offsets = window.special_mask or [], window.offsets or []
         first = special.index(0) if 0 in special else len(window)
         stop = len(window) - (special[::-1].index(0) if 0 in special else 0)
         first += stride if number else 0
-        ends, highest = [], 0
-        for start, end in offsets[first:stop]:
-            highest = max(highest, end - (end > start))  # never descending, for the search
-            ends.append(highest)
-        spans = [range(first + bisect_left(ends, start), first + bisect_left(ends, end)) for start, end in text.spans]
+        last = np.array([end - (end > start) for start, end in offsets[first:stop]], np.int64)
+        last = np.maximum.accumulate(last)  # never descending, for the search
+        begins, stops = last.searchsorted(starts) + first, last.searchsorted(ends) + first
+        found = np.flatnonzero(begins < stops)
+        if options.budget is not None:
+            options.budget.spans(len(found))
+        ranges = zip(found.tolist(), map(range, begins[found].tolist(), stops[found].tolist()), strict=True)
         yield SpannedEncoding(
-            window.ids, window.type_ids, window.truncated, window.offsets, window.special_mask, spans=spans
+            window.ids, window.type_ids, window.truncated, window.offsets, window.special_mask, spans=dict(ranges)
         )
 
 

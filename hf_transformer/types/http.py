@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -108,11 +108,13 @@ HeaderLines: TypeAlias = list[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class Response:
-    """A complete response. The server adds Content-Length, Date and Connection."""
+    """A complete response. The server adds Content-Length, Date and Connection, and calls ``sent`` when the client has
+    read the response or has gone."""
 
     status: int
     body: bytes
     headers: HeaderLines
+    sent: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)

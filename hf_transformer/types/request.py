@@ -49,13 +49,22 @@ class Used(Protocol):
     requests: int
 
 
-class Budget(Protocol):
+class Ticket(Protocol):
     """A request's share of the maximum number of tokens in flight, and its use of a model."""
 
     def charge(self, tokens: int) -> None: ...
-    def expect(self, characters: int) -> None: ...
     def use(self, model: Used) -> None: ...
     def leave(self) -> None: ...
+
+
+class RequestBudget(Protocol):
+    """The counts of what a request becomes, see core/budget.py. All methods raise TooLarge over a limit."""
+
+    def few(self, path: str, items: Sequence[Json], others: int = 0) -> None: ...
+    def check_copies(self, count: int, path: str, name: str) -> None: ...
+    def check_values(self, count: int, path: str, name: str) -> None: ...
+    def add_values(self, count: int, size: int, path: str) -> None: ...
+    def hold(self, size: int, path: str) -> None: ...
 
 
 class Context:
@@ -69,6 +78,7 @@ class Context:
         api: the API's label in metrics, if the body decides between APIs that share a route; empty otherwise.
         ignored: names of ignored parameters and keys, for the response.
         ticket: the request's admission; None if no limit is set.
+        budget: the counts of what the request becomes; None for the pipeline's own.
         over_grpc: whether the request came over gRPC.
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
         adapter: the LoRA adapter that the client chose; empty for the base model.
@@ -90,6 +100,7 @@ class Context:
         "api",
         "arrived",
         "batch_traceparent",
+        "budget",
         "deadline",
         "field_names",
         "headers",
@@ -118,7 +129,8 @@ class Context:
         self.deadline = deadline
         self.field_names: Callable[[str], str] | None = None
         self.ignored: list[str] = []
-        self.ticket: Budget | None = None
+        self.ticket: Ticket | None = None
+        self.budget: RequestBudget | None = None
         self.over_grpc = over_grpc
         self.instances = self.tokens = self.values = 0
         self.batch_traceparent = self.model_name = self.served_name = self.adapter = self.api = ""

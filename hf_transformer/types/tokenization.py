@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,17 @@ class Encoding:
 
 @dataclass(slots=True)
 class SpannedEncoding(Encoding):
-    """The tokens of a SpannedText. ``spans`` has the indices of each span's tokens that no earlier window has."""
+    """The tokens of a SpannedText. ``spans`` has the indices of each span's tokens that no earlier window has, by the
+    number of the span, without spans that have none."""
 
-    spans: Sequence[range] = ()
+    spans: Mapping[int, range] = field(default_factory=dict)
+
+
+class WindowBudget(Protocol):
+    """Counts windows and spans before they are made, also in threads. Raises TooLarge or TooManyRequests."""
+
+    def windows(self, count: int, tokens: int, *, detail: bool) -> None: ...
+    def spans(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +131,12 @@ class Tokenization:
         only_second, only_first: truncate only this text of a pair; the default truncates the longer text first.
             Windows by default split the longer text, and repeat the other.
         max_each: maximum numbers of tokens of both texts of a pair, without special tokens; empty for no maximum.
-        max_windows: the maximum number of windows in the request.
         max_windows_each: the maximum number of windows of a text; the rest of the text is cut off.
         whole: return the complete text and ``Encoding.cut``. A slow (Python) tokenizer omits missing details.
         special_tokens: whether to add special tokens; None means the service's default.
         token_values: the number of values per token in the answer; determines ``max_tokens``.
         max_tokens: the maximum number of tokens in the request.
+        budget: counts windows and spans; None for no limit.
     """
 
     detail: bool = False
@@ -140,12 +148,12 @@ class Tokenization:
     only_second: bool = False
     only_first: bool = False
     max_each: tuple[int, ...] = ()
-    max_windows: int = 2**31
     max_windows_each: int | None = None
     whole: bool = False
     special_tokens: bool | None = None
     token_values: int = 0
     max_tokens: int = 2**31
+    budget: WindowBudget | None = field(default=None, compare=False, repr=False)
 
     @property
     def one_side(self) -> bool:

@@ -43,7 +43,7 @@ from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.tasks.base import GenerationSettings, TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import ModelSpec
-from tests.generation.scripted import ScriptedGenerator, pipeline_of
+from tests.generation.scripted import LIMITS, ScriptedGenerator, pipeline_of
 from tests.support.configuring import config
 from tests.support.scripted_predictor import ScriptedPredictor
 from tests.support.triton_repository import DEMO_MODELS
@@ -123,7 +123,7 @@ class ServedModel:
             Admission(100, 2**20, self.metrics),
             self.metrics,
             2**20,
-            100,
+            LIMITS,
             OpenStreams(),
             server_timing=self.timing,
         )

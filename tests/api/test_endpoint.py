@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.api.body import read_body, to_utf8
 from hf_transformer.api.call import Call, apply_triton_parameters
-from hf_transformer.api.endpoint import Endpoint, server_timing
+from hf_transformer.api.endpoint import UNHELD_BYTES, Endpoint, server_timing
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.grpc.infer import measured as measured_call
 from hf_transformer.api.open_streams import OpenStreams
@@ -28,6 +28,7 @@ from hf_transformer.types.tensors import ModelDescription
 from tests.api.generating import counted
 from tests.api.plain_request import PlainRequest
 from tests.observability.measured import measured
+from tests.support.budgets import limits
 
 
 class Work:
@@ -42,7 +43,7 @@ class Work:
             self.admission,
             self.metrics,
             max_bytes=1000,
-            max_texts=9,
+            limits=limits(max_instances=9, max_sequences=9),
             streams=OpenStreams(),
             server_timing=server_timing,
         )
@@ -77,6 +78,19 @@ async def test_a_finished_request_holds_no_admission_and_is_counted_once(end: st
     status = {"answered": 200, "refused": 400, "broken": 500, "left": 499}[end]
     assert task.cancelled() if end == "left" else task.result().status == status
     assert work.held == (0, 0, 0) and counted(work.metrics) == {str(status): 1}
+
+
+async def test_a_large_answer_holds_its_bytes_until_the_client_has_read_it() -> None:
+    work, size = Work(), UNHELD_BYTES + 1
+    work.admission.max_bytes = 2 * size
+    task = asyncio.ensure_future(work.endpoint(PlainRequest(b"body")))
+    await asyncio.sleep(0)
+    work.future.set_result(bytes(size - len(b"body")))
+    answer = await task
+    assert isinstance(answer, Response) and answer.sent is not None and work.held == (size, 0, 0)
+    for _ in range(2):
+        answer.sent()
+        assert work.held == (0, 0, 0)
 
 
 @pytest.mark.parametrize("served", ["bert", "gpt2", ""])

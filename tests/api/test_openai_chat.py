@@ -457,7 +457,7 @@ async def test_nesting_is_limited() -> None:
         return value
 
     async with served_model(template="{{ (tools | tojson(indent=4) ~ messages | tojson) | length }}") as made:
-        for levels, status in ((60, 200), (900, 413)):
+        for levels, status in ((60, 200), (150, 413)):  # over 200, the body itself is refused
             tool = {"type": "function", "function": {"name": "f", "parameters": deep(levels)}}
             for where, fields in (
                 ("tools", {"tools": [tool]}),

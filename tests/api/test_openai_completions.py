@@ -251,9 +251,9 @@ TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
     # Lists are counted before their elements are read.
     ({"stop": [1] * 17}, "stop", "expected at most 16 strings, got 17"),
     (
-        {"prompt": [None] * 101},
+        {"prompt": [None] * 13},
         "prompt",
-        "expected at most 100 in a request (--max_instances, --max_sequences), got 101",
+        "expected at most 12 in a request (--max_instances, --max_sequences), got 13",
     ),
 ]
 

@@ -24,6 +24,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import Connections
 from scripts.goldens.vllm_render import PLAIN, make_framed
 from tests.api.generating import ServedModel, answer_of, application, client_of, openai_error
+from tests.support.budgets import limits
 from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODELS
 
@@ -56,7 +57,7 @@ async def without_predictor(*folders: Path, flags: tuple[str, ...] = ()) -> Asyn
         options = config("--predictor_protocol=none", f"--model_name={folder.name}", f"--model_dir={folder}", *flags)
         models.append(factory.make(DeclaredModel(options), load_model(options)).model)
         assert await models[-1].check_predictor() == ""
-    service = Service(Models(models), Admission(100, 2**20, metrics), metrics, 2**20, 100, OpenStreams())
+    service = Service(Models(models), Admission(100, 2**20, metrics), metrics, 2**20, limits(), OpenStreams())
     try:
         async with client_of(application(service)) as client:
             yield client

@@ -26,7 +26,7 @@ def test_vectors(serve: Serve, client: Run) -> None:
         for name, vectors in found[kind].items():
             assert close(vectors, expected), (kind, name)
     assert close(found["jina"], service.predict(TEXTS))
-    short = np.array(service.predict(TEXTS, {"input_type": "query", "dimensions": 16}), np.float32)
+    short = np.array(service.predict(TEXTS, {"input_type": "query", "dimensions": 16, "normalize": True}), np.float32)
     types = found["types"]
     assert close(types["float"], short)
     assert close([np.frombuffer(base64.b64decode(one), "<f4") for one in types["base64"]], short)

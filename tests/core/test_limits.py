@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from hf_transformer.core.limits import BYTES_PER_TOKEN, MAX_ESTIMATE_SHARE, Admission, AdmissionTicket, Limits
-from hf_transformer.errors import TooLarge, TooManyRequests
+from hf_transformer.core.limits import BYTES_PER_TOKEN, MAX_ESTIMATE_SHARE, Admission, AdmissionTicket
+from hf_transformer.errors import TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 
 
@@ -96,15 +96,3 @@ def test_garbage_is_collected_by_the_bytes_of_finished_requests() -> None:
         assert left() is None
     finally:
         gc.enable()
-
-
-def test_texts_may_be_as_many_and_as_long_as_the_limits() -> None:
-    limits = Limits(max_instances=2, max_text_length=4, max_total_length=7, max_sequences=9, max_answer_values=9)
-    assert limits.check_texts(["abcd", "abc"], "prompt", 9) == 7
-    for texts, says in (
-        (["a"] * 3, "prompt: expected at most 2 in a request"),
-        (["a", "abcde"], r"prompt\[1\]: expected at most 4 characters"),
-        (["abcd"] * 2, "prompt: expected at most 7 characters in all texts"),
-    ):
-        with pytest.raises(TooLarge, match=says):
-            limits.check_texts(texts, "prompt", 9)

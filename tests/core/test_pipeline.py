@@ -15,7 +15,6 @@ import pytest
 
 from hf_transformer.app.wiring import PipelineBuilder, load_model
 from hf_transformer.core import pipeline
-from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.observability.metrics import Metrics
@@ -27,10 +26,11 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TokenIds, Tokeniz
 from tests.core.scheduling import LOGITS, SchedulerHarness
 from tests.generation.tokenizers import without_unknown
 from tests.integration.server.processes import MODEL_FOLDER
+from tests.support.budgets import limits
 from tests.support.configuring import config
 from tests.support.scripted_predictor import ScriptedPredictor
 
-LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
+LIMITS = limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8)
 LONG = "word " * 800
 """The longest text within the limit of characters."""
 IN_TOKENS = TokenIds((101, 7, 8, 102))

@@ -114,7 +114,7 @@ def test_arguments_are_strict(pod: Pod) -> None:
     assert config.strict_flags, "a mistyped flag ends the start"
     assert config.enable_predictor_health_check, "or readiness says nothing of the predictor"
     assert config.grace_period_seconds < 30, "Kubernetes' default; Knative refuses another one"
-    assert (config.max_request_bytes, config.max_bytes_in_flight, config.max_connections) == (4 * MIB, 32 * MIB, 256)
+    assert (config.max_request_bytes, config.max_bytes_in_flight, config.max_connections) == (4 * MIB, 64 * MIB, 256)
 
 
 def test_memory_is_reserved(pod: Pod) -> None:

@@ -468,6 +468,7 @@ def test_without_a_predictor_the_tokenizer_is_checked(capsys: pytest.CaptureFixt
     assert [(row["name"], row["status"]) for row in results] == [
         ("flags", "ok"),
         ("model files", "ok"),
+        ("tokens", "ok"),
         ("tokenizer", "ok"),
     ]
     assert results[-1]["found"].endswith("the model renders chats")

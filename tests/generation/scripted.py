@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
-from hf_transformer.core.limits import AdmissionTicket, Limits
+from hf_transformer.core.budget import Budget
+from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.core.pipeline import PipelineOptions
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
@@ -21,11 +22,10 @@ from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Context
 from tests.generation.scripted_models import settings
+from tests.support.budgets import limits
 
 PROMPT = "The capital of france is"
-LIMITS = Limits(
-    max_instances=8, max_text_length=10_000, max_total_length=20_000, max_sequences=12, max_answer_values=10**6
-)
+LIMITS = limits(max_instances=8, max_text_length=10_000, max_total_length=20_000, max_sequences=12)
 Script = Callable[[Prompt, Sampling], Iterable[Step | RequestError]]
 
 
@@ -95,6 +95,7 @@ def pipeline_of(
 def context(*, ticket: AdmissionTicket | None = None, **options: Any) -> Context:
     context = Context(request_id="r", headers={}, **options)
     context.ticket = ticket
+    context.budget = None if ticket is None else Budget(LIMITS, ticket)
     return context
 
 

@@ -77,7 +77,7 @@ def test_cohere_truncates_the_end_by_default_or_the_start(serve: Serve) -> None:
         ({}, {"truncation": True}),
         ({"truncate": "START"}, {"truncation": True, "truncation_side": "left"}),
         ({"max_tokens": 16}, {"truncation": True, "max_tokens": 16}),
-        ({"output_dimension": 8}, {"dimensions": 8}),
+        ({"output_dimension": 8}, {"dimensions": 8, "normalize": True}),
     ):
         found = answer(service, "/v2/embed", body | fields)["embeddings"]["float"]
         assert close(found, service.predict([LONG + "dinner"], meant)), fields
@@ -200,7 +200,7 @@ def test_embeddings_read_the_fields_of_jina_voyage_and_nim(serve: Serve) -> None
             {"input_type": "query", "output_dtype": "int8", "truncation": True},
             {"input_type": "query", "precision": "int8"},
         ),
-        ({"output_dimension": 8, "output_dtype": "float"}, {"dimensions": 8}),
+        ({"output_dimension": 8, "output_dtype": "float"}, {"dimensions": 8, "normalize": True}),
         ({"input_type": "passage", "truncate": "NONE", "modality": "text"}, {"input_type": "document"}),
         ({"model": "minibert_mean-query"}, {"input_type": "query"}),
         ({"model": "minibert_mean-passage", "input_type": "passage"}, {"input_type": "document"}),
@@ -534,7 +534,7 @@ def test_nim_s_form_of_v2(serve: Serve) -> None:
     parameters = {"input_type": "passage", "truncate": "end", "dimensions": 8}
     with stub(service) as methods:
         found = methods.ModelInfer(request("minibert_mean", inputs, parameters=parameters, raw=True))
-        expected = service.predict(TEXTS, {"input_type": "document", "dimensions": 8})
+        expected = service.predict(TEXTS, {"input_type": "document", "dimensions": 8, "normalize": True})
         assert [output.name for output in found.outputs] == ["token_count", "embeddings"]
         assert close(values(found, "embeddings"), expected)
         bits = {"input_type": "query", "truncate": "NONE", "embedding_type": "ubinary"}

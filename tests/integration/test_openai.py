@@ -112,7 +112,8 @@ NOTHING: dict[str, Any] = {
 def test_fields_mean_the_parameters_of_v1(serve: Serve) -> None:
     service = embeddings(serve)
     asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"dimensions": 16}, {"dimensions": 16}),
+        ({"dimensions": 16}, {"dimensions": 16, "normalize": True}),
+        ({"dimensions": 16, "normalize": False}, {"dimensions": 16, "normalize": False}),
         ({"prompt_name": "query"}, {"prompt_name": "query"}),
         ({"prompt": "about: ", "normalize": False}, {"prompt": "about: ", "normalize": False}),
         ({"truncation": True, "prompt": None}, {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hf_transformer.errors import ConfigError, InvalidInput, LoadError, Predicto
 from hf_transformer.tasks.base import CrossEncoder, Task
 from hf_transformer.tasks.rerank import Rerank, has_sigmoid
 from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function, read_text_or_pair
-from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification, entailment_id, split_template
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification, label_ids, split_template
 from tests.tasks.task_settings import ENCODING, logits, named, settings
 
 THREE = math.log(3)
@@ -180,10 +181,42 @@ def test_a_template_has_the_label_and_no_other_field() -> None:
             split_template(template)
 
 
-def test_the_entailment_label_is_found_by_its_name() -> None:
-    assert entailment_id(NLI) == 2
-    assert entailment_id(NLI | {"label2id": {"ENTAILMENT": 0, "neutral": 1, "contradiction": 2}}) == 0
-    assert entailment_id(named("a", "entail")) == 1
+@pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        pytest.param(NLI, (0, 2), id="contradiction_first"),
+        pytest.param(named("neutral", "entailment", "contradiction"), (2, 1), id="neutral_first"),
+        pytest.param(named("neutral", "CONTRADICTION", "Entailment"), (1, 2), id="contradiction_between"),
+        pytest.param(named("entailment", "contradiction", "neutral"), (1, 0), id="entailment_first"),
+        pytest.param(
+            NLI | {"label2id": {"ENTAILMENT": 0, "neutral": 1, "contradiction": 2}}, (2, 0), id="label2id_of_its_own"
+        ),
+        pytest.param(
+            named("neutral", "entailment", "contradiction") | {"label2id": {"LABEL_0": 0, "entailment": 1}},
+            (2, 1),
+            id="label2id_without_it",
+        ),
+        pytest.param(named("a", "entail"), (0, 1), id="no_contradiction"),
+        pytest.param(named("entail", "a"), (1, 0), id="no_contradiction_entailment_first"),
+        pytest.param(named("entailment", "x", "y"), (2, 0), id="no_name_as_in_transformers"),
+    ],
+)
+def test_entailment_and_contradiction_are_found_by_their_names(config: dict[str, Any], ids: tuple[int, int]) -> None:
+    assert label_ids(config) == ids
+
+
+def test_several_labels_compare_with_contradiction_wherever_it_stands() -> None:
+    """The logits of one text with the labels in each order have the same scores, those of contradiction first."""
+    row = {"contradiction": -3.0, "neutral": 1.5, "entailment": 4.0}
+    expected = 1 / (1 + np.exp(row["contradiction"] - row["entailment"]))
+    for order in permutations(row):
+        answer = zero_shot(named(*order), [tuple(row[name] for name in order)] * 2, multi_label=True)
+        assert answer["scores"] == pytest.approx([expected] * 2, rel=1e-6), order
+        single = zero_shot(named(*order), [tuple(row[name] for name in order)])
+        assert single["scores"] == pytest.approx([expected], rel=1e-6), order
+
+
+def test_a_model_without_entailment_is_refused() -> None:
     for config, message in (
         ({}, "label2id.*'entail': LABEL_0, LABEL_1"),
         (named("NEGATIVE", "POSITIVE"), "'entail': NEGATIVE, POSITIVE"),

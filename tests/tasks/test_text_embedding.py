@@ -13,7 +13,7 @@ from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.parameters import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.pooling import POOLING, hidden_axis, pool
-from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tasks.text_embedding import Scale, TextEmbedding
 from hf_transformer.tokenizer.sentence_transformers import POOLING_FLAGS
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds
 from tests.tasks.task_settings import settings
@@ -102,6 +102,9 @@ OURS, UNIT, CUT = SentenceTransformers(), SentenceTransformers(normalize=True), 
         (UNIT, ROWS, {"dimensions": 1}, [4 / NORM]),
         (UNIT, ROWS, {"dimensions": 1, "normalize": True}, [1]),
         (UNIT, ROWS, {"dimensions": 1, "normalize": False}, [4]),
+        (UNIT, ROWS, {"dimensions": 1, "normalize": Scale.DENSE}, [1]),
+        (CUT, ROWS, {"normalize": Scale.DENSE}, [1]),
+        (OURS, ROWS, {"normalize": Scale.DENSE}, [4 / NORM, 2 / NORM]),
         (CUT, ROWS, {}, [4]),
         (CUT, ROWS, {"dimensions": 2}, [4, 2]),
         (SentenceTransformers(truncate_dim=9), ROWS, {}, [4, 2]),

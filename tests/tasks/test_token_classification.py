@@ -88,6 +88,32 @@ def test_each_strategy_groups_tokens_to_entities(strategy: str, expected: Any) -
     assert decode(task, logits(LABELS, SHARES)) == expected
 
 
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "none"])
+def test_a_label_named_o_with_a_prefix_is_an_entity(strategy: str) -> None:
+    names = ("O", "B-O", "I-O", "S-O", "LOC")
+    lexicon: Any = Lexicon()
+    chosen: Any = strategy
+    task = TokenClassification(
+        TaskSettings(
+            model_config=named(*names),
+            vocabulary=lexicon,
+            output_format="pipeline",
+            aggregation_strategy=chosen,
+        )
+    )
+    # B-O I-O O: the tokens outside end the entity. The subword ##son has the label of its word.
+    rows = logits([names.index(name) for name in ("O", "B-O", "I-O", "I-O", "O", "I-O", "O", "S-O", "O")], (0.9,) * 9)
+    found = [
+        entity("anna smithson", 0.9, 0, 13, "O"),
+        entity("Xy", 0.9, 18, 20, "O"),
+        entity("oslo", 0.9, 24, 28, "O"),
+    ]
+    assert decode(task, rows) == decode(task, rows, ignore_labels=["O"]) == found
+    assert decode(task, rows, ignore_labels=["O", "B-O", "I-O"]) == found[2:]
+    groups = [one["word"] for one in decode(task, rows, ignore_labels=[])]
+    assert groups == ["anna smithson", "saw", "Xy", "in", "oslo"]
+
+
 def test_without_a_strategy_each_token_is_an_entity() -> None:
     answers = decode(make_task(output_format="pipeline"), logits(LABELS, SHARES))
     assert [tuple(answer[key] for key in ("entity", "index", "word", "start", "end")) for answer in answers] == [

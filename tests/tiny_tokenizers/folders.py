@@ -13,6 +13,7 @@ from tests.tiny_tokenizers.trained import (
     BERT,
     ROBERTA,
     byte_level,
+    llama,
     roberta,
     save,
     sentencepiece_model,
@@ -25,6 +26,8 @@ QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+
+LLAMA3_WORDS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 def bert(settings: dict[str, Any] | None = None, *, lowercase: bool = True, **files: Any) -> Callable[[Path], Path]:
@@ -109,6 +112,11 @@ def of_bytes(settings: dict[str, Any], model_type: str, *, words: str | None = N
     return lambda folder: save(folder, byte_level(special, words=words), settings=settings, config=config)
 
 
+def of_llama(settings: dict[str, Any], model_type: str = "llama") -> Callable[[Path], Path]:
+    settings = {"tokenizer_class": "LlamaTokenizer", **settings}
+    return lambda folder: save(folder, llama(), settings=settings, config={"model_type": model_type})
+
+
 def without_post_processor(folder: Path) -> Path:
     tokenizer = byte_level(["<|endoftext|>"])
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.NFC()])
@@ -177,6 +185,25 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "gpt2-old-file": old_gpt2,
     "gpt-neox": of_bytes({"tokenizer_class": "GPTNeoXTokenizer"}, "gpt_neox"),
     "qwen": QWEN,
+    "qwen-of-another-file": of_bytes({"tokenizer_class": "Qwen2Tokenizer"}, "qwen3"),
+    "llama": of_llama({"add_bos_token": True, "add_eos_token": False}),
+    "llama-fast": of_llama({"tokenizer_class": "LlamaTokenizerFast", "pad_token": "</s>"}),
+    "llama-legacy": of_llama({"legacy": True}),
+    "llama-legacy-null": of_llama({"legacy": None}),
+    "llama-no-prefix-space": of_llama({"add_prefix_space": False}),
+    "llama-clean-up": of_llama({"clean_up_tokenization_spaces": True}),
+    "llama-no-class": of_llama({"tokenizer_class": None}),
+    "llama-byte-level": of_bytes({"tokenizer_class": "LlamaTokenizerFast", "legacy": True}, "llama"),
+    "idefics2": of_llama({}, "idefics2"),
+    "mistral": of_llama({}, "mistral"),
+    "mixtral-byte-level": of_bytes({"tokenizer_class": "LlamaTokenizerFast"}, "mixtral"),
+    "granite": of_bytes({"tokenizer_class": "GPT2Tokenizer"}, "granite"),
+    "granite-llama-class": of_bytes({"tokenizer_class": "LlamaTokenizerFast"}, "granite"),
+    "olmo2": of_bytes({"tokenizer_class": "GPT2Tokenizer"}, "olmo2"),
+    "olmo-llama-class": of_bytes({"tokenizer_class": "LlamaTokenizer"}, "olmo"),
+    "hyperclovax": of_bytes({"tokenizer_class": "GPT2Tokenizer"}, "hyperclovax"),
+    "hyperclovax-vision-llama-class": of_bytes({"tokenizer_class": "LlamaTokenizer"}, "hyperclovax_vision_v2"),
+    "internlm2-llama-class": of_llama({}, "internlm2"),
     "deberta": of_bytes({"tokenizer_class": "DebertaTokenizer"}, "deberta"),
     "generic-bytes-no-post-processor": without_post_processor,
     "xlm-roberta": of_unigram({"tokenizer_class": "XLMRobertaTokenizer"}, "xlm-roberta", ROBERTA),

@@ -76,6 +76,30 @@ def roberta(*, prefix: bool = False) -> Tokenizer:
     return tokenizer
 
 
+def llama(*, prefix: bool = True) -> Tokenizer:
+    """A tokenizer with the stages of Llama 2's file: SentencePiece's BPE with byte tokens, <s> before a text."""
+    special = ["<unk>", "<s>", "</s>"]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    steps: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=600, special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))], show_progress=False
+        ),
+    )
+    bare = json.loads(tokenizer.to_str())
+    bare["added_tokens"] = [token for token in bare["added_tokens"] if token["content"] in special]
+    tokenizer = Tokenizer.from_str(json.dumps(bare))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
 def unigram(special: list[str], unk: str = "<unk>") -> Tokenizer:
     """A SentencePiece-like tokenizer with the pipeline of XLM-R's file."""
     tokenizer = Tokenizer(models.Unigram())

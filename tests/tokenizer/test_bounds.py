@@ -21,6 +21,7 @@ from hf_transformer.tokenizer.tokenizer import (
     load_tokenizer,
 )
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization, Words
+from tests.support.budgets import budget
 from tests.support.triton_repository import DEMO_MODEL
 
 LENGTH = 16
@@ -42,7 +43,9 @@ PAIR = ("a b c", "d " * 60)
 )
 def test_windows_are_allowed_up_to_the_limit(tokenizer: Tokenizer, texts: list[TextInput], stride: int) -> None:
     def windows(limit: int = 10**6) -> int:
-        options = Tokenization(windows=True, stride=stride, only_second=texts == [PAIR], max_windows=limit)
+        allowed = budget(max_sequences=limit)
+        allowed.add_sequences(len(texts), "instances")
+        options = Tokenization(windows=True, stride=stride, only_second=texts == [PAIR], budget=allowed)
         return sum(map(len, tokenizer.encode_windows(texts, options)))
 
     needed = windows()

@@ -31,7 +31,7 @@ FORMS = {
     "second only": Tokenization(only_second=True),
     "windows": Tokenization(windows=True, stride=2),
     "half-overlapping windows": Tokenization(windows=True, stride=None),
-    "few windows": Tokenization(windows=True, max_windows=2),
+    "few windows": Tokenization(windows=True, max_windows_each=2),
     "windows of one text of a pair": Tokenization(windows=True, only_second=True, stride=1),
     "prompt": Tokenization(whole=True),
     "bare prompt": Tokenization(whole=True, special_tokens=False),

@@ -14,6 +14,7 @@ import transformers
 from transformers.models.auto import tokenization_auto
 
 from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.extras import install_command
 from hf_transformer.tokenizer import recipes
 from hf_transformer.tokenizer.load import NAMED, load_fast
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -222,12 +223,72 @@ def test_broken_files_are_named_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def of_type(folder: Path, name: str, model_type: str) -> Path:
+    """Writes one of FOLDERS with another type of the model."""
+    FOLDERS[name](folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "deepseek_v3", "code_llama", "not_known_anywhere"])
+@pytest.mark.parametrize("name", ["llama", "llama-legacy", "llama-byte-level", "gpt2", "qwen"])
+def test_a_tokenizer_json_of_any_model_type_loads_without_transformers(
+    name: str, model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = of_type(tmp_path, name, model_type)
+    reference = transformers.AutoTokenizer.from_pretrained(str(folder))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    tokenizer = load_tokenizer(folder, {"model_type": model_type}, max_model_len=MAX)
+    check_same(tokenizer, reference, TEXTS)
+
+
+def test_the_advice_without_transformers_fits_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name, saves in (("rare-class", False), ("vocab.txt", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        BY_TRANSFORMERS[name](folder)
+        with pytest.raises(LoadError) as caught:
+            load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
+        assert install_command("transformers") in str(caught.value)
+        assert ("save a tokenizer.json there" in str(caught.value)) is saves
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("generic-unigram", "its tokenizer.json"),
+        ("granite", "its tokenizer.json"),
+        ("llama-byte-level", "its tokenizer.json"),
+        ("qwen", "the class Qwen2Tokenizer, with the vocabulary of its tokenizer.json"),
+        ("llama", "the class LlamaTokenizer, with the vocabulary of its tokenizer.json"),
+        (
+            "rare-class",
+            f"transformers {transformers.__version__}, class BigBirdTokenizer (its tokenizer.json is not read",
+        ),
+        ("vocab.txt", f"transformers {transformers.__version__}, class BertTokenizer (it has no tokenizer.json)"),
+    ],
+)
+def test_the_log_names_the_origin_of_the_ids(
+    name: str, source: str, folders: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folders(name)
+    with caplog.at_level("INFO", "hf_transformer.tokenizer.load"):
+        tokenizer = load_tokenizer(folder, json.loads((folder / "config.json").read_text() or "{}"))
+    assert tokenizer.source.startswith(source)
+    [record] = caplog.records
+    assert record.getMessage() == f"the tokenizer in {folder} is that of {tokenizer.source}"
+
+
 def test_classes_are_those_of_transformers() -> None:
     registered = tokenization_auto.TOKENIZER_MAPPING_NAMES
     by_name = tokenization_auto.tokenizer_class_from_name
     for name, types in recipes.MODEL_TYPES.items():
         for model_type in types.split():
             assert by_name(registered[model_type] or "") is by_name(name), model_type
+    generic = {key for key, name in registered.items() if name == "TokenizersBackend"}
+    assert generic <= {*recipes.MODEL_TYPES[recipes.GENERIC].split()}, "else a folder's class would apply"
+    assert registered.keys().isdisjoint(recipes.UNREGISTERED)
     for alias, name in recipes.ALIASES.items():
         assert alias == "DistilBertTokenizer" or by_name(alias) is by_name(name)
     wrong = tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS

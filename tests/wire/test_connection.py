@@ -279,8 +279,19 @@ class RandomApplication(MirrorApplication):
         super().__init__(self.mirror)
         self._rng = rng
         self.gate = asyncio.Event()
+        self.unsent = 0
 
     async def handle(self, request: Request) -> Response | Stream:
+        answer = await self._answer(request)
+        if isinstance(answer, Response):
+            self.unsent += 1
+            answer.sent = self._sent
+        return answer
+
+    def _sent(self) -> None:
+        self.unsent -= 1
+
+    async def _answer(self, request: Request) -> Response | Stream:
         match self._rng.randrange(4):
             case 0:
                 return Response(413, b"", [])
@@ -345,6 +356,7 @@ async def live(rng: random.Random) -> None:
         assert wire.done, "no deadline"
     wire.close()
     await settled()
+    assert not application.unsent, "an answer's bytes are held for ever"
     assert not settings.state.connections and len({id(request) for request, _ in application.ends}) == len(
         application.ends
     )

@@ -6,8 +6,9 @@
     POST /v2/embed   the same and "inputs", "output_dimension", "max_tokens" -> always by type
     POST /v2/rerank  {"query", "documents", "top_n", "max_tokens_per_doc"} -> {"id", "results", "meta"}
 
-A bit of binary and ubinary is set for x >= 0, as in vLLM's route of this API. int8 and uint8 divide the range [-1, 1]
-of unit vectors. All types of a request come from one pass of the model.
+Vectors have a length of 1 at every ``output_dimension``. All types of a request are those of the same vector, from one
+pass of the model: a bit of binary and ubinary is set for x >= 0, as in vLLM's route of this API, and int8 and uint8
+divide the range [-1, 1].
 
 Sources: https://docs.cohere.com/reference/embed, https://docs.cohere.com/v1/reference/embed and
 https://docs.cohere.com/reference/rerank
@@ -27,9 +28,10 @@ from hf_transformer.api.dialects.fields import (
     read_strings,
     read_truncation,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_message
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name
 from hf_transformer.api.openai.rerank import field_of_instance, read_query, render_meta, render_results
@@ -38,11 +40,10 @@ from hf_transformer.api.service import Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.pooling import unit
 from hf_transformer.tasks.quantization import BYTES, quantize
-from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json, Query
+from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
 TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
@@ -63,14 +64,15 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
     require_representation(model, DENSE)
-    field, texts = _read_texts(parameters, service.max_texts)
+    field, texts = _read_texts(parameters, call.budget)
     types = _read_types(parameters)
-    options = move_if_present(parameters, "max_tokens", output_dimension="dimensions")
+    options = unit_length(model) | move_if_present(parameters, "max_tokens", output_dimension="dimensions")
     options |= read_truncation(parameters, default="END")
     options |= read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(parameters, ALIASES, field_name)
     answers = await model.predict(Query(texts, options, name=field), call.context)
     vectors, floats = answers.predictions, version == "1" and "embedding_types" not in parameters
+    call.budget.hold(sum(vector.size for vector in vectors) * (len(types) - 1) * NUMBER_BYTES, "embedding_types")
     cost = len(vectors) * len(vectors[0]) * len(types) // VALUES_PER_TOKEN
     answer = {
         "id": call.context.request_id,
@@ -78,19 +80,20 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
         "texts": texts,
         "embeddings": vectors if floats else await off_loop(service.executor, cost, lambda: by_type(vectors, types)),
     }
-    return reply_arrays({**answer, "meta": render_meta(answers, version)})
+    call.context.values *= len(types)
+    return await reply_arrays({**answer, "meta": render_meta(answers, version)}, call.context, service.executor)
 
 
 ALIASES = {"dimensions": ("output_dimension",), "prompt_name": ("input_type",)}
 """Cohere's fields for the task's parameters."""
 
 
-def _read_texts(parameters: Parameters, max_texts: int) -> tuple[str, list[str]]:
+def _read_texts(parameters: Parameters, budget: RequestBudget) -> tuple[str, list[str]]:
     """Returns the field of the texts, and the texts: ``texts``, or the parts of ``inputs``. Raises InvalidInput."""
     if parameters.one_of("texts", "inputs") != "inputs":
-        return "texts", read_strings("texts", parameters.get("texts"), max_texts)
+        return "texts", read_strings("texts", parameters.get("texts"), budget)
     inputs = expect(parameters.get("inputs"), list, "inputs", "a list of objects")
-    require_few("inputs", inputs, max_texts)
+    budget.few("inputs", inputs)
     return "inputs", [read_content(item, f"inputs[{index}]") for index, item in enumerate(inputs)]
 
 
@@ -104,8 +107,10 @@ def _read_types(parameters: Parameters) -> list[str]:
 
 
 def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Json]]:
-    """Renders float32 vectors [D] in each of ``types``. Raises InvalidInput for bits of a vector whose size is not a
-    multiple of 8, as vLLM does."""
+    """Renders unit vectors, float32 [D], in each of ``types``.
+
+    Raises InvalidInput for bits of a vector whose size is not a multiple of 8, as vLLM does.
+    """
     embeddings: dict[str, list[Json]] = {}
     for name in types:
         if name == "float":
@@ -113,7 +118,7 @@ def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Js
         elif name == "base64":
             embeddings[name] = [to_base64(vector) for vector in vectors]
         elif name in BYTES:
-            embeddings[name] = [quantize(unit(vector), name) for vector in vectors]
+            embeddings[name] = [quantize(vector, name) for vector in vectors]
         else:
             if size := len(vectors[0]) % BITS:
                 expected = f"another type for vectors of {len(vectors[0])} components"
@@ -128,13 +133,12 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
     model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
     defaults: dict[str, Json] = {"truncation": True} if model.task.settings.on_overflow == "error" else {}
-    query = read_query(parameters, service.max_texts, truncate_document=True, **defaults)
+    query = read_query(parameters, call.budget, truncate_document=True, **defaults)
     call.context.field_names = field_of_instance
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
-    return reply_arrays(
-        {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
-    )
+    answer = {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
+    return await reply_arrays(answer, call.context, service.executor)
 
 
 ROUTES = tuple(

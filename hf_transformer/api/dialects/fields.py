@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hf_transformer.api.errors import expect, expect_items, require_few
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.service import Model
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks import quantization
 from hf_transformer.tasks.parameters import Parameters, input_type_of, prompt_for_purpose
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TextEmbedding
-from hf_transformer.types.request import Json
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, Scale, TextEmbedding
+from hf_transformer.types.request import Json, RequestBudget
 
 TRUNCATION = ("truncation", "truncate")
 SIDES = ("truncation_side", "truncation_direction")
@@ -56,6 +56,17 @@ def require_representation(model: Model, name: str) -> None:
     if name not in available:
         has = " and ".join(VECTORS[known] for known in available)
         raise InvalidInput("model", f"a model with {VECTORS[name]}", f"{model.name!r}, which has {has}")
+
+
+def unit_length(model: Model, *, promised: bool = True) -> dict[str, Json]:
+    """Returns the parameter ``normalize`` for dense vectors of length 1, unless a request says otherwise.
+
+    Args:
+        promised: whether the API promises this length for every model. Otherwise the model's files decide whether to
+            normalize, and an answer with fewer ``dimensions`` has the length of a complete one.
+    """
+    files = model.task.settings.sentence_transformers
+    return {"normalize": Scale.DENSE} if promised or files is None or files.normalize else {}
 
 
 def read_truncation(parameters: Parameters, default: str | None = None) -> dict[str, Json]:
@@ -138,20 +149,20 @@ def read_token_limits(parameters: Parameters) -> dict[str, Json]:
     return {name: count for name in PER_TEXT if (count := parameters.integer(name, 0, 0))}
 
 
-def read_strings(field: str, value: Json, max_texts: int) -> list[str]:
-    """Returns a list of strings. Raises InvalidInput for any other value, and TooLarge for more than ``max_texts``."""
+def read_strings(field: str, value: Json, budget: RequestBudget) -> list[str]:
+    """Returns a list of strings. Raises InvalidInput for any other value, and TooLarge for too many."""
     texts = expect_items(value, field, "a list of texts")
-    require_few(field, texts, max_texts)
+    budget.few(field, texts)
     return [expect(text, str, f"{field}[{index}]", "a string") for index, text in enumerate(texts)]
 
 
 def read_documents(
-    value: Json, max_texts: int, rank_fields: Sequence[str] | None = None, field: str = "documents"
+    value: Json, budget: RequestBudget, rank_fields: Sequence[str] | None = None, field: str = "documents"
 ) -> list[str]:
-    """Returns the texts of a list, see ``read_document``. Raises InvalidInput for any other form, and TooLarge for more
-    than ``max_texts``."""
+    """Returns the texts of a list, see ``read_document``. Raises InvalidInput for any other form, and TooLarge for too
+    many."""
     documents = expect_items(value, field, "a list of texts")
-    require_few(field, documents, max_texts)
+    budget.few(field, documents)
     return [read_document(document, f"{field}[{index}]", rank_fields) for index, document in enumerate(documents)]
 
 

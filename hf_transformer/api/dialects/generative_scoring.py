@@ -19,21 +19,23 @@ from typing import Any
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import listed, read_body
-from hf_transformer.api.errors import expect, expect_items, require_few
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.openai.fields import GENERATION, field_name, without_effect
 from hf_transformer.api.service import Service, generative
-from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
+from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Context, Json
+from hf_transformer.types.request import Context, Json, RequestBudget
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
 FIELDS = ("query", "items", "label_token_ids", "apply_softmax", "item_first", "add_special_tokens")
 IGNORED = without_effect("embeddings", "request_id", "user", "priority")
 LABELS = "label_token_ids"
+TOKEN_BYTES, SCORE_BYTES = 40, 300
+"""Bytes of a token in a prompt and in the model's input, and of a score with its token."""
 
 
 async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -42,13 +44,13 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     model = generative(served, "generative_scoring")
     labels = _read_labels(parameters.get(LABELS), model)
     items = expect_items(parameters.get("items"), "items", "a list of texts or of lists of token ids")
-    require_few("items", items, service.max_texts)
+    call.budget.few("items", items)
     softmax, item_first = parameters.flag("apply_softmax", True), parameters.flag("item_first", False)
     special = parameters.flag("add_special_tokens", True)
     [query] = await _to_ids([parameters.get("query")], ["query"], model, special, call.context)
     paths = [f"items[{index}]" for index in range(len(items))]
     texts = await _to_ids(items, paths, model, False, call.context)
-    _check_size(query, texts, labels, service)
+    _count(query, texts, labels, call.budget)
     prompts = [TokenIds(text + query if item_first else query + text) for text in texts]
     names = {"logprobs": LABELS, "score_ids": LABELS}
     sampling = Sampling(max_tokens=1, greedy=True, ignore_eos=True, logprobs=0, score_ids=labels, names=names)
@@ -60,18 +62,15 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     for index, piece in enumerate(pieces):
         scores = [token.logprob for token in piece.tokens[0].top]
         data.append({"index": index, "object": "score", "score": first_share(scores, softmax)})
-    return listed(call, "generative-scoring", data, call.context.tokens, len(pieces))
+    return await listed(service, call, "generative-scoring", data, call.context.tokens, len(pieces))
 
 
-def _check_size(query: Sequence[int], texts: Sequence[Sequence[int]], labels: Sequence[int], service: Service) -> None:
-    """Raises TooLarge for too many tokens or scores, before the query's tokens are repeated for each item."""
+def _count(query: Sequence[int], texts: Sequence[Sequence[int]], labels: Sequence[int], budget: RequestBudget) -> None:
+    """Counts tokens and scores, before the query's tokens are repeated for each item. Raises TooLarge for too many."""
     tokens, scores = len(query) * len(texts) + sum(map(len, texts)), len(texts) * len(labels)
-    if tokens > (most := service.max_total_length):
-        expected = f"at most {most} tokens in all, the query's counted for each item (--max_total_length)"
-        raise TooLarge("items", expected, str(tokens))
-    if scores > (most := service.max_answer_values):
-        expected = f"at most {most} scores, one for each item and label (--max_answer_values)"
-        raise TooLarge(LABELS, expected, str(scores))
+    budget.check_copies(tokens, "items", "tokens in all, the query's counted for each item")
+    budget.check_values(scores, LABELS, "scores, one for each item and label")
+    budget.add_values(scores, tokens * TOKEN_BYTES + scores * SCORE_BYTES, "items")
 
 
 def _read_labels(value: Json, model: GenerativeModel) -> tuple[int, ...]:
@@ -98,7 +97,7 @@ async def _to_ids(
     names = {f"instances[{index}]": path for index, path in enumerate(strings)}
     context.field_names = lambda path: names.get(path) or field_name(path).replace("instances", "items", 1)
     options = Tokenization(whole=True, special_tokens=special)
-    encodings = await model.encode(list(strings.values()), options) if strings else []
+    encodings = await model.encode(list(strings.values()), options, context) if strings else []
     token_ids |= {path: tuple(encoding.ids) for path, [encoding] in zip(strings, encodings, strict=True)}
     return [token_ids[path] for path in paths]
 

@@ -26,9 +26,10 @@ from hf_transformer.api.dialects.fields import (
     read_purpose,
     read_truncation,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
-from hf_transformer.api.errors import expect, expect_items, require_few
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.openai.fields import IgnoredField, field_name, usage
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
@@ -53,13 +54,13 @@ async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     query = read_text(parameters.get("query"), "query")
     passages = expect_items(parameters.get("passages"), "passages", f"a list of {TEXT}")
-    require_few("passages", passages, service.max_texts)
+    call.budget.few("passages", passages)
     texts = [read_text(passage, f"passages[{index}]") for index, passage in enumerate(passages)]
     call.context.field_names = _field
     options = {"output_format": "kserve", "raw_scores": True, **read_truncation(parameters)}
     answers = await model.predict(Query([{"query": query, "texts": texts}], options), call.context)
     rankings = [{"index": one["index"], "logit": one["score"]} for one in answers.predictions[0]]
-    return reply_arrays({"rankings": rankings, "usage": usage(answers)})
+    return await reply_arrays({"rankings": rankings, "usage": usage(answers)}, call.context, service.executor)
 
 
 def read_text(value: Json, path: str) -> str:
@@ -101,7 +102,8 @@ async def embed_tensors(model: Model, request: InferRequest, context: Context) -
     if isinstance(known.get(TRUNCATE), str):  # the package's enumerations have these words in lower case
         known[TRUNCATE] = known[TRUNCATE].upper()
     parameters = Parameters(known, PARAMETERS)
-    options = move_if_present(parameters, "dimensions") | read_truncation(parameters, default="NONE")
+    options = unit_length(model) | move_if_present(parameters, "dimensions")
+    options |= read_truncation(parameters, default="NONE")
     options |= read_precision(parameters, EMBEDDING_TYPE) | read_purpose(parameters, "input_type", model)
     query = Query(read_instances(inputs, model.task.fields), options, tensors=True, counts=True)
     answers = await model.predict(query, context)

@@ -22,8 +22,9 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect
-from hf_transformer.api.openai.chat import read_tools, render_prompt, require_template
+from hf_transformer.api.openai.chat import render_prompt, require_template
 from hf_transformer.api.openai.fields import GENERATION, choose_model, field_name, read_texts, render_error
+from hf_transformer.api.openai.tools import read_tools
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
@@ -121,7 +122,7 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     def read_ids(ids: list[Json], path: str) -> TokenIds:
         return TokenIds(tuple(ids))
 
-    prompts, _ = read_texts("prompt", parameters.get("prompt"), service.max_texts, read_ids)
+    prompts, _ = read_texts("prompt", parameters.get("prompt"), call.budget, read_ids)
     if prompts == [""]:
         raise InvalidInput("prompt", "a prompt", "an empty one")
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
@@ -139,7 +140,9 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     if len(answers) > 1 and repeated > service.max_bytes:
         expected = f"other fields that take at most {service.max_bytes} bytes for all prompts (--max_request_bytes)"
         raise TooLarge("prompt", expected, str(repeated))
-    return await off_loop(service.executor, call.context.tokens, lambda: reply_arrays(answers))
+    call.budget.hold(repeated, "prompt")
+    call.context.values = call.context.tokens
+    return await reply_arrays(answers, call.context, service.executor)
 
 
 async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -152,7 +155,7 @@ async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Res
     limit = _value(parameters, "max_completion_tokens", COUNT, _value(parameters, "max_tokens", COUNT, None))
     sampling = _sampling(model, parameters, encoding, limit, top if enabled else None, "messages")
     request_id = f"chatcmpl-{_request_id(call, parameters)}"
-    return reply_arrays(_request(parameters, request_id, encoding, sampling))
+    return await reply_arrays(_request(parameters, request_id, encoding, sampling), call.context, service.executor)
 
 
 async def render_chat(service: Service, call: Call, model: GenerativeModel, parameters: Parameters) -> str:
@@ -163,14 +166,13 @@ async def render_chat(service: Service, call: Call, model: GenerativeModel, para
         raise InvalidInput("chat_template", "no template", hint="the service renders only templates of its operator")
     if parameters.flag("continue_final_message", False) and parameters.flag("add_generation_prompt", True):
         raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
-    tools = [_as_vllm(tool) for tool in read_tools(parameters.get("tools"), call.limits)]
-    return await render_prompt(
-        call, template, parameters, tools if template.supports_tools else [], **_variables(parameters)
-    )
+    tools = read_tools(parameters.get("tools"), call.limits)
+    shown = tools if template.supports_tools else []
+    return await render_prompt(call, template, parameters, shown, tool_form=_as_vllm, **_variables(parameters))
 
 
 def _as_vllm(tool: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns a tool with the fields, order and nulls with which vLLM gives it to a template."""
+    """Returns a tool with the fields, order and nulls with which vLLM gives it to a template, its schema as sent."""
     function = tool["function"]
     names = ("name", "description", "parameters", *(("strict",) if "strict" in function else ()))
     return {"type": "function", "function": {name: function.get(name) for name in names}}
@@ -217,7 +219,7 @@ async def _encode(
     # The details of an encoding look up each id, so the ids have to be checked before.
     ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]
     await off_loop(service.executor, sum(len(prompt.ids) for prompt in ids), lambda: check_ids(ids, name, tokenizer))
-    encodings = [windows[0] for windows in await model.encode(prompts, options)]
+    encodings = [windows[0] for windows in await model.encode(prompts, options, call.context)]
     call.context.instances, call.context.tokens = len(prompts), sum(map(len, encodings))
     if length is None:
         return encodings

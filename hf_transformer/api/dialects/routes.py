@@ -124,9 +124,11 @@ def read_body(
     return choose_model(service, call, parameters.get("model"), tasks), parameters
 
 
-def listed(call: Call, prefix: str, data: Sequence[Json], tokens: int, new_tokens: int = 0) -> Response:
+async def listed(
+    service: Service, call: Call, prefix: str, data: Sequence[Json], tokens: int, new_tokens: int = 0
+) -> Response:
     """A response of vLLM's APIs: an object with an id, the time, ``data``, and the numbers of tokens."""
-    return reply_arrays(
+    return await reply_arrays(
         {
             "id": f"{prefix}-{call.context.request_id}",
             "object": "list",
@@ -134,7 +136,9 @@ def listed(call: Call, prefix: str, data: Sequence[Json], tokens: int, new_token
             "model": call.context.model_name,
             "data": data,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens + new_tokens, "completion_tokens": new_tokens},
-        }
+        },
+        call.context,
+        service.executor,
     )
 
 

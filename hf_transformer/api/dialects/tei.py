@@ -33,7 +33,6 @@ from hf_transformer.api.dialects.tei_form import (
     byte_spans,
     characters,
     compute_headers,
-    count_texts,
     read_inputs,
     read_parameters,
     read_sequences,
@@ -44,19 +43,19 @@ from hf_transformer.api.dialects.tei_form import (
     status_of,
     within_instance,
 )
-from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
+from hf_transformer.api.errors import EMPTY, expect, expect_items
 from hf_transformer.api.openai.fields import choose_model
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
-from hf_transformer.errors import FieldError, InvalidInput, TooLarge
+from hf_transformer.errors import FieldError, InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.labels import score_label
 from hf_transformer.tasks.similarity import compare
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Answers, Budget, Context, Json, Query, Used
+from hf_transformer.types.request import Answers, Context, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Encoding
 
 EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
@@ -70,6 +69,8 @@ HUGGING_FACE: Mapping[str, Mapping[str, Json]] = {
 """The inference API's defaults that differ, by task."""
 SPARSE_SIZE = 12_000
 """Numbers of dense vectors whose comparison takes as long as that of a sparse vector, 0.03 ms."""
+WEIGHT_BYTES = 300
+"""Bytes of a weight with its index in an object, and in JSON."""
 SINGLE_INPUT = (r"inputs\[0\]", "inputs")
 EMBED = ("inputs", *TRUNCATION, "prompt_name", "normalize", "dimensions")
 EMBED_ALL = ("inputs", *TRUNCATION, "prompt_name")
@@ -83,6 +84,7 @@ class Ask:
     model: Model
     fields: Mapping[str, Json]
     context: Context
+    budget: RequestBudget
 
     def inner_parameters(self) -> dict[str, Json]:
         """The field ``parameters``, which is empty if absent. Raises InvalidInput if it is no object."""
@@ -108,7 +110,7 @@ Run = Callable[[Ask], Awaitable[Result]]
 async def _vectors(ask: Ask, known: tuple[str, ...], **parameters: Json) -> tuple[list[Json], tuple[int, int]]:
     """Returns the predictions for ``inputs``, and the counts of Result."""
     inputs = ask.fields.get("inputs")
-    texts = read_inputs(inputs, ask.service.max_texts)
+    texts = read_inputs(inputs, ask.budget)
     ask.context.field_names = rename() if len(texts) > 1 else rename(SINGLE_INPUT)
     answers = await ask.predict(texts, parameters | read_parameters(ask.fields, known, ask.context))
     return answers.predictions, (sum(map(characters, texts)), answers.tokens)
@@ -134,6 +136,7 @@ async def embed_sparse(ask: Ask) -> Result:
     """Returns the weights of a text's tokens. A text without weights has an empty list."""
     vectors, counts = await _vectors(ask, EMBED_ALL, representations=[SPARSE])
     values, executor = sum(len(vector[SPARSE]["indices"]) for vector in vectors), ask.service.executor
+    ask.budget.hold(values * WEIGHT_BYTES, "inputs")
     return Result(
         await off_loop(executor, values, lambda: [sparse_values(vector[SPARSE]) for vector in vectors]), counts
     )
@@ -144,7 +147,7 @@ async def similarity(ask: Ask) -> Result:
     fields = expect(ask.fields.get("inputs"), dict, "inputs", '{"source_sentence": text, "sentences": [text]}')
     source = read_text("inputs.source_sentence", fields.get("source_sentence"))
     sentences = expect_items(fields.get("sentences"), "inputs.sentences", "a list of texts")
-    require_few("inputs.sentences", sentences, ask.service.max_texts - 1)
+    ask.budget.few("inputs.sentences", sentences, 1)
     texts = [source, *(read_text(f"inputs.sentences[{index}]", text) for index, text in enumerate(sentences))]
     fields = ask.inner_parameters()
     ask.context.field_names = _similarity_field
@@ -169,7 +172,7 @@ async def rerank(ask: Ask) -> Result:
     """Returns the texts' scores, the best first."""
     query, texts = read_text("query", ask.fields.get("query")), ask.fields.get("texts")
     texts = expect_items(texts, "texts", "a list of texts")
-    require_few("texts", texts, ask.service.max_texts)
+    ask.budget.few("texts", texts)
     ask.context.field_names = rename((r"texts\[0\]\.texts", "texts"), (r"texts\[0\]\.query", "query"))
     parameters = read_parameters(ask.fields, ("query", "texts", *TRUNCATION, "raw_scores", "return_text"), ask.context)
     answers = await ask.predict([{"query": query, "texts": texts}], {"output_format": "kserve", **parameters}, "texts")
@@ -184,7 +187,7 @@ async def predict(ask: Ask) -> Result:
     """Returns the scores of all labels for each text or pair, the best first."""
     if ask.fields.get("parameters") is not None and ask.model.task.name == "sequence_classification":
         return await pipeline(ask)
-    sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.service.max_texts)
+    sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.budget)
     ask.context.field_names = rename(SINGLE_INPUT) if is_single else rename()
     parameters = read_parameters(ask.fields, ("inputs", *TRUNCATION, "raw_scores"), ask.context)
     if ask.model.task.name == "rerank":
@@ -212,7 +215,7 @@ async def pipeline(ask: Ask) -> Result:
     """
     inputs, parameters = ask.fields.get("inputs"), ask.inner_parameters()
     instances = expect_items(inputs if isinstance(inputs, list) else [inputs], "inputs", "a text or a list of texts")
-    require_few("inputs", instances, ask.service.max_texts)
+    ask.budget.few("inputs", instances)
     is_single = not isinstance(inputs, list)
     if is_single:
         ask.context.field_names = lambda path: path.replace("inputs[0]", "inputs", 1)
@@ -245,13 +248,13 @@ async def tokenize(ask: Ask) -> Result:
     """Returns the tokens of each text, with spans in bytes of the text with its prompt."""
     inputs, fields = ask.fields.get("inputs"), ("add_special_tokens", "prompt_name")
     texts = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", "a text or a list of texts")
-    require_few("inputs", texts, ask.service.max_texts)
+    ask.budget.few("inputs", texts)
     texts = [read_text(f"inputs[{index}]", text) for index, text in enumerate(texts)]
     ask.context.field_names = rename(("instances", "inputs"))
     read_parameters(ask.fields, ("inputs", *fields), ask.context)  # notes unknown fields
     parameters = {name: ask.fields[name] for name in fields if ask.fields.get(name) is not None}
     prepared, options = read_tokenize(Query(texts, parameters, name="inputs"), ask.model.task)
-    windows = await ask.model.encode([text.prepared for text in prepared], options)
+    windows = await ask.model.encode([text.prepared for text in prepared], options, ask.context)
     encodings = [encoding for [encoding] in windows]
     pairs, count = list(zip(prepared, encodings, strict=True)), sum(map(len, encodings))
     return Result(await off_loop(ask.service.executor, count, lambda: [tokens_of(*pair) for pair in pairs]))
@@ -276,98 +279,48 @@ async def decode(ask: Ask) -> Result:
     """Returns the text of each list of ids, without special tokens unless the request wants them."""
     ids = expect_items(ask.fields.get("ids"), "ids", "a list of token ids or a list of such lists")
     lists = ids if isinstance(ids[0], list) else [ids]
-    require_few("ids", lists, ask.service.max_texts)
+    ask.budget.few("ids", lists)
     if [] in lists:
         raise InvalidInput(f"ids[{lists.index([])}]", "a list of token ids", EMPTY)
     ask.context.field_names = rename(("instances", "ids"))
     read_parameters(ask.fields, ("ids", "skip_special_tokens"), ask.context)  # notes unknown fields
     skip = ask.fields.get("skip_special_tokens")
     skip = expect(True if skip is None else skip, bool, "skip_special_tokens", "true or false")
-    return Result(await detokenize(ask.model, Query(lists, {}, name="ids"), ask.service.executor, skip))
+    return Result(await detokenize(ask.model, Query(lists, {}, name="ids"), ask.service.executor, skip, ask.context))
 
 
 async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Answers several bodies, each by the model's kind, within the limits of one request."""
     instances = expect_items(payload.get("instances"), "instances", "a list of bodies")
-    require_few("instances", instances, service.max_texts)
-    if (count := sum(map(count_texts, instances))) > service.max_texts:
-        expected = f"at most {service.max_texts} texts in all (--max_instances, --max_sequences)"
-        raise TooLarge("instances", expected, str(count))
+    call.budget.few("instances", instances)
     model = _choose(service, call, payload.get("model"), PREDICTIVE)
-    budget = SharedBudget(call.context.ticket, service)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_instance(service, model, one, index, call.context, budget))
-                for index, one in enumerate(instances)
+                group.create_task(_instance(service, model, one, index, call)) for index, one in enumerate(instances)
             ]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     body = {"predictions": [task.result() for task in tasks]}
-    return reply_arrays(body)
+    return await reply_arrays(body, call.context, service.executor)
 
 
-async def _instance(
-    service: Service, model: Model, body: Json, index: int, whole: Context, budget: SharedBudget
-) -> Json:
+async def _instance(service: Service, model: Model, body: Json, index: int, call: Call) -> Json:
+    whole = call.context
     fields = expect(body, dict, f"instances[{index}]", "an object")
     context = Context(whole.request_id, whole.headers, deadline=whole.deadline)
     context.model_name, context.served_name, context.adapter = whole.model_name, whole.served_name, whole.adapter
-    context.arrived, context.ticket = whole.arrived, InstanceBudget(budget, context)
-    ask = Ask(service, model, fields, context)
+    context.arrived, context.budget = whole.arrived, whole.budget
+    ask = Ask(service, model, fields, context, call.budget)
     try:
-        return (await by_kind(ask)).body
+        body = (await by_kind(ask)).body
+        whole.values += context.values
+        return body
     except FieldError as error:
         raise within_instance(error, index, context) from None
     finally:
         for name in context.ignored:
             note_ignored(name, whole.ignored)  # within the limit of the header
-
-
-@dataclass(slots=True)
-class SharedBudget:
-    """The budget of a body with several requests: the sums of their characters, tokens, and values in the answers."""
-
-    whole: Budget | None
-    limits: Service
-    characters: int = 0
-    tokens: int = 0
-    values: int = 0
-
-
-@dataclass(slots=True)
-class InstanceBudget:
-    """The budget of one of several requests in a body."""
-
-    shared: SharedBudget
-    context: Context
-
-    def charge(self, tokens: int) -> None:
-        """Adds the request's tokens, and the values of its answer. Raises TooLarge for too many values in all."""
-        shared = self.shared
-        shared.tokens += tokens
-        shared.values += self.context.values
-        if shared.values > (most := shared.limits.max_answer_values):
-            expected = f"at most {most} values in the answers to all (--max_answer_values)"
-            raise TooLarge("", expected, f"about {shared.values}", "send fewer, or ask for less about each")
-        if shared.whole is not None:
-            shared.whole.charge(shared.tokens)
-
-    def expect(self, characters: int) -> None:
-        """Adds the characters of a long request. Raises TooLarge for too many in all."""
-        shared = self.shared
-        shared.characters += characters
-        if shared.characters > (most := shared.limits.max_total_length):
-            expected = f"at most {most} characters in all long texts (--max_total_length)"
-            raise TooLarge("", expected, str(shared.characters))
-        if shared.whole is not None:
-            shared.whole.expect(shared.characters)
-
-    def use(self, model: Used) -> None:
-        """Does nothing, since the body has chosen its model once."""
-
-    def leave(self) -> None:
-        """Does nothing, since the whole request leaves."""
 
 
 def _choose(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
@@ -386,9 +339,9 @@ def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> Dialect
         if defaults is not None and call.headers.get(b"user-agent", b"").startswith(HUGGING_FACE_CLIENT):
             if given is None or isinstance(given, dict):  # else the route refuses it
                 payload = {**payload, "parameters": {**defaults, **(given or {})}}
-        result = await run(Ask(service, model, payload, call.context))
+        result = await run(Ask(service, model, payload, call.context, call.budget))
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
-        return reply_arrays(result.body, *headers)
+        return await reply_arrays(result.body, call.context, service.executor, *headers)
 
     return _dialect_route(path=path, handle=handle, fields=frozenset(fields))
 

@@ -16,7 +16,7 @@ from time import perf_counter
 import orjson
 
 from hf_transformer.api.dialects.fields import read_side
-from hf_transformer.api.errors import EMPTY, expect, expect_items, require_few
+from hf_transformer.api.errors import EMPTY, expect, expect_items
 from hf_transformer.errors import (
     FieldError,
     InvalidInput,
@@ -30,7 +30,7 @@ from hf_transformer.errors import (
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.similarity import SparseVector
 from hf_transformer.types.http import HeaderLines
-from hf_transformer.types.request import Context, Json
+from hf_transformer.types.request import Context, Json, RequestBudget
 
 PARAMETERS: Mapping[str, str] = {
     "truncate": "truncation",
@@ -61,36 +61,36 @@ def read_parameters(fields: Mapping[str, Json], known: Collection[str], context:
     return parameters
 
 
-def read_inputs(inputs: Json, max_texts: int) -> list[Json]:
+def read_inputs(inputs: Json, budget: RequestBudget) -> list[Json]:
     """Reads a text, a list of token ids, or a list of texts and such lists, as instances of the task.
 
     Raises:
         InvalidInput: the value has another form, or is an empty list.
-        TooLarge: there are more than ``max_texts`` texts.
+        TooLarge: there are too many texts.
     """
     if isinstance(inputs, str):
         return [inputs]
     items = expect_items(inputs, "inputs", "a text, a list of texts, a list of token ids or a list of such lists")
     if type(items[0]) is int:
         return [{"token_ids": items}]
-    require_few("inputs", items, max_texts)
+    budget.few("inputs", items)
     for index, item in enumerate(items):
         expect(item, str | list, f"inputs[{index}]", TEXT_OR_IDS)
     return [{"token_ids": item} if isinstance(item, list) else item for item in items]
 
 
-def read_sequences(inputs: Json, max_texts: int) -> tuple[list[tuple[str, ...]], bool]:
+def read_sequences(inputs: Json, budget: RequestBudget) -> tuple[list[tuple[str, ...]], bool]:
     """Reads the texts and pairs of /predict, each as a tuple of one or two texts, and whether there is only one.
 
         text | [text] | [text, text]: one text, or one pair        [[text], [text, text], ...]: several
 
-    Raises InvalidInput for another form, and TooLarge for more than ``max_texts``.
+    Raises InvalidInput for another form, and TooLarge for too many.
     """
     form = "a text, a pair [text, text], or a list of [text] and [text, text]"
     items = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", form)
     is_single = isinstance(items[0], str)
     if not is_single:
-        require_few("inputs", items, max_texts)
+        budget.few("inputs", items)
     sequences = [items] if is_single else items
     for index, sequence in enumerate(sequences):
         path = "inputs" if is_single else f"inputs[{index}]"
@@ -124,15 +124,6 @@ def rename(*patterns: tuple[str, str]) -> Callable[[str], str]:
 def characters(text: Json) -> int:
     """Counts a text's characters, or its token ids, as the dialect does."""
     return len(text) if isinstance(text, str) else len(text["token_ids"])
-
-
-def count_texts(body: Json) -> int:
-    """Counts the texts of a body, at least one. A list of token ids is one text."""
-    fields = body if isinstance(body, dict) else {}
-    texts = fields.get("inputs") if fields.get("texts") is None else fields["texts"]
-    if isinstance(texts, dict):
-        texts = texts.get("sentences")
-    return max(1, sum(type(text) is not int for text in texts)) if isinstance(texts, list) else 1
 
 
 def sparse_values(vector: SparseVector) -> list[Json]:

@@ -30,6 +30,7 @@ from hf_transformer.api.dialects.fields import (
     read_truncation,
     representations,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
@@ -43,7 +44,7 @@ from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Answers, Json, Query
+from hf_transformer.types.request import Answers, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Tokenization
 
 IGNORED = (
@@ -80,7 +81,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     """Scores pairs of texts: one text with each of several, or two lists of equal length."""
     known = (*SIDES, *PER_TEXT, "instruction", "use_activation", *TRUNCATION_FIELDS)
     model, parameters = read_body(service, call, payload, tasks=("rerank",), known=known, ignored=IGNORED)
-    sides, single = _read_sides(parameters, service.max_texts)
+    sides, single = _read_sides(parameters, call.budget)
     (first, firsts), (second, seconds) = sides
     if len(firsts) == 1:
         instances: list[Json] = [{"query": firsts[0], "texts": seconds}]
@@ -110,10 +111,10 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     answers = await model.predict(Query(instances, options), call.context)
     scores = [one["score"] for ranked in answers.predictions for one in sorted(ranked, key=lambda one: one["index"])]
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return listed(call, "score", data, answers.tokens)
+    return await listed(service, call, "score", data, answers.tokens)
 
 
-def _read_sides(parameters: Parameters, max_texts: int) -> tuple[list[tuple[str, list[str]]], set[str]]:
+def _read_sides(parameters: Parameters, budget: RequestBudget) -> tuple[list[tuple[str, list[str]]], set[str]]:
     """Returns the names and texts of both sides of the pairs, and which of them are a single text. Raises
     InvalidInput."""
     present = tuple(name for name in SIDES if name in parameters)
@@ -123,7 +124,7 @@ def _read_sides(parameters: Parameters, max_texts: int) -> tuple[list[tuple[str,
     single = {name for name in present if isinstance(parameters.get(name), str | dict)}
     texts = [parameters.get(name) for name in present]
     sides = [
-        (name, [read_document(text, name)] if name in single else read_documents(text, max_texts, field=name))
+        (name, [read_document(text, name)] if name in single else read_documents(text, budget, field=name))
         for name, text in zip(present, texts, strict=True)
     ]
     return sides, single
@@ -132,7 +133,9 @@ def _read_sides(parameters: Parameters, max_texts: int) -> tuple[list[tuple[str,
 # Texts
 
 
-def _read_input(parameters: Parameters, service: Service, model: Model) -> tuple[Sequence[Json], bool]:
+def _read_input(
+    parameters: Parameters, service: Service, budget: RequestBudget, model: Model
+) -> tuple[Sequence[Json], bool]:
     """Returns the instances for ``input``, and whether it is a single text. Raises InvalidInput."""
 
     def read_ids(ids: list[Json], path: str) -> Json:
@@ -140,7 +143,7 @@ def _read_input(parameters: Parameters, service: Service, model: Model) -> tuple
             raise InvalidInput(path, "text", "token ids", "only embeddings take them, with --enable_token_inputs")
         return {"token_ids": ids}
 
-    return read_texts("input", parameters.get("input"), service.max_texts, read_ids)
+    return read_texts("input", parameters.get("input"), budget, read_ids)
 
 
 async def classify(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -148,7 +151,7 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
     known = ("input", "use_activation", *TRUNCATION_FIELDS)
     tasks = (SEQUENCE_CLASSIFICATION,)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=INPUT_IGNORED)
-    instances, single = _read_input(parameters, service, model)
+    instances, single = _read_input(parameters, service, call.budget, model)
     if single:
         call.context.field_names = single_input
     rows, answers = await _probabilities(model, call, instances, parameters)
@@ -157,7 +160,7 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
         {"index": index, "label": labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
         for index, row in enumerate(rows)
     ]
-    return listed(call, "classify", data, answers.tokens)
+    return await listed(service, call, "classify", data, answers.tokens)
 
 
 async def _probabilities(
@@ -182,21 +185,23 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
             raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(parameters.get(name)))
     kinds, kind = POOLING[model.task.name], _read_kind(parameters, model)
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
-    instances, single = _read_input(parameters, service, model)
+    instances, single = _read_input(parameters, service, call.budget, model)
     if single:
         call.context.field_names = single_input
     if kind == "classify":
         rows, answers = await _probabilities(model, call, instances, parameters)
         vectors: list[Json] = [np.array(row, np.float32) for row in rows]
     else:
-        options = read_truncation(parameters) | _embedding_options(parameters, kinds[kind])
+        # As in vLLM, the model's files decide whether vectors have a length of 1, after the cut to dimensions.
+        options = unit_length(model, promised=False) if kinds[kind] == DENSE else {}
+        options |= read_truncation(parameters) | _embedding_options(parameters, kinds[kind])
         answers = await model.predict(Query(instances, options, name="input"), call.context)
         vectors = [_vector(prediction, kinds[kind]) for prediction in answers.predictions]
     data = [
         {"index": index, "object": "pooling", "data": to_base64(vector) if base64 else vector}
         for index, vector in enumerate(vectors)
     ]
-    return listed(call, "pooling", data, answers.tokens)
+    return await listed(service, call, "pooling", data, answers.tokens)
 
 
 def _read_kind(parameters: Parameters, model: Model) -> str:
@@ -241,14 +246,17 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     strings = parameters.flag("return_token_strs", False)
     options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
     call.context.field_names = lambda path: "prompt" if path.startswith("instances") else field_name(path)
-    [[encoding]] = await model.encode([text], options)
-    return reply_arrays(
+    [[encoding]] = await model.encode([text], options, call.context)
+    call.context.values = 2 * len(encoding)
+    return await reply_arrays(
         {
             "count": len(encoding),
             "max_model_len": model.tokenizer.max_length,
             "tokens": encoding.ids,
             "token_strs": encoding.tokens if strings else None,
-        }
+        },
+        call.context,
+        service.executor,
     )
 
 
@@ -259,8 +267,8 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     if not isinstance(ids, list):
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
     call.context.field_names = lambda path: "tokens" if path.startswith("instances") else path.replace("[0]", "", 1)
-    [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, skip_special_tokens=False)
-    return reply_arrays({"prompt": prompt})
+    [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, False, call.context)
+    return await reply_arrays({"prompt": prompt}, call.context, service.executor)
 
 
 def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:

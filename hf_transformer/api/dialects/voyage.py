@@ -23,9 +23,10 @@ from hf_transformer.api.dialects.fields import (
     read_purpose,
     read_strings,
     require_representation,
+    unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
-from hf_transformer.api.errors import expect, require_few
+from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name
 from hf_transformer.api.responses import reply_arrays
@@ -50,11 +51,11 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     require_representation(model, DENSE)
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     inputs = expect(parameters.get("inputs"), list, "inputs", "a list of lists of texts")
-    require_few("inputs", inputs, service.max_texts)
+    call.budget.few("inputs", inputs)
     documents = [
-        {"chunks": read_strings(f"inputs[{index}]", chunks, service.max_texts)} for index, chunks in enumerate(inputs)
+        {"chunks": read_strings(f"inputs[{index}]", chunks, call.budget)} for index, chunks in enumerate(inputs)
     ]
-    options = move_if_present(parameters, output_dimension="dimensions")
+    options = unit_length(model) | move_if_present(parameters, output_dimension="dimensions")
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(
         parameters, ALIASES, lambda path: field_name(path).replace("].chunks", "]", 1)
@@ -65,7 +66,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
         for index, vectors in enumerate(answers.predictions)
     ]
     answer = {"object": "list", "data": data, "model": call.context.model_name}
-    return reply_arrays({**answer, "usage": {"total_tokens": answers.tokens}})
+    return await reply_arrays({**answer, "usage": {"total_tokens": answers.tokens}}, call.context, service.executor)
 
 
 def _embedding(index: int, vector: Any, base64: bool) -> dict[str, Json]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 
@@ -16,7 +17,9 @@ from hf_transformer.api.open_streams import shutting_down
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.streaming import TextStream, wants_stream
 from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, is_for_backend, read_as_backend, to_query
+from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import AdmissionTicket
+from hf_transformer.core.pipeline import INLINE_VALUES
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
@@ -26,7 +29,7 @@ from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
-from hf_transformer.types.request import Budget, Context
+from hf_transformer.types.request import Context
 
 
 @contextmanager
@@ -72,16 +75,25 @@ class Inference:
             ticket.enter()
             model, request = self.read(body, context, ticket)
             response = await infer(model, request, context)
-            return self.checked_size(codec.encode_infer_response(response, request))
+            return self.checked_size(await self.encode(response, request, context))
 
-    def read(self, body: bytes, context: Context, ticket: Budget) -> tuple[Model, InferRequest]:
+    async def encode(
+        self, response: InferResponse, request: InferRequest, context: Context, *, final: bool = False
+    ) -> bytes:
+        """Serializes a response, in a thread if it is large."""
+        if context.values <= INLINE_VALUES:
+            return codec.encode_infer_response(response, request, final=final)
+        encode = partial(codec.encode_infer_response, response, request, final=final)
+        return await asyncio.get_running_loop().run_in_executor(self.service.executor, encode)
+
+    def read(self, body: bytes, context: Context, ticket: AdmissionTicket) -> tuple[Model, InferRequest]:
         """Parses a request and finds its model. Raises RequestError."""
         try:
-            request = codec.decode_infer_request(body, self.service.max_texts)
+            request = codec.decode_infer_request(body, self.service.limits.max_texts)
         except Malformed as error:
             raise InvalidInput(*error.args) from error
         ensure_request_id(context, request.id)
-        context.ticket = ticket
+        context.ticket, context.budget = ticket, Budget(self.service.limits, ticket)
         note_unknown(request.ignored, (), context.ignored)
         request.parameters = apply_triton_parameters(request.parameters, context)
         return self.service.models.choose(request.model_name, context, request.model_version), request

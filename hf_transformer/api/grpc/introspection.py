@@ -97,7 +97,7 @@ def metadata_methods(service: Service, calls: ActiveCalls) -> Handlers:
         "ModelReady": model_ready,
         "ServerMetadata": lambda request: SERVER_METADATA,
         "ModelMetadata": lambda request: metadata(describe(request)),
-        "ModelConfig": lambda request: {"config": configuration(describe(request), service.max_instances)},
+        "ModelConfig": lambda request: {"config": configuration(describe(request), service.limits.max_instances)},
         "ModelStatistics": model_statistics,
         "RepositoryIndex": index,
         "RepositoryModelLoad": load,

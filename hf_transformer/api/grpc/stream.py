@@ -214,7 +214,9 @@ class InferStream:
                     stream = pieces_of(model, request, context)
                     if stream is None:
                         response = await infer(model, request, context)
-                        last = codec.encode_stream_response(codec.encode_infer_response(response, request, final=True))
+                        last = codec.encode_stream_response(
+                            await inference.encode(response, request, context, final=True)
+                        )
                         return inference.checked_size(last)
                     async with aclosing(pieces(stream, service.streams)) as messages:
                         async for message in messages:

@@ -15,7 +15,7 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,9 +26,10 @@ from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
 from hf_transformer.api.openai.structured import read_form
+from hf_transformer.api.openai.tools import CACHE_CONTROL, CALL, for_template, in_order, read_tools, without_nulls
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ForcedCallParser, ToolCallParser
@@ -51,16 +52,11 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 """Message roles with their names in chat templates. ``system`` is the older name of ``developer``."""
 STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """String fields of a message. vLLM and other servers return a model's reasoning in the last two."""
-CACHE_CONTROL = "cache_control"
-"""Caching hint from clients of Anthropic's models in messages, parts and tools. It has no effect."""
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
-CALL_FIELDS = ("id", "type", "function")
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts in an assistant's content that the model does not read."""
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
-MAX_TOOLS = 128
-"""OpenAI's maximum number of tools."""
 Delta = tuple[dict[str, Json], Json, str | None]
 """A change of the message, its log probabilities, and the finish reason."""
 _CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
@@ -96,7 +92,7 @@ async def prepare(
     if form.may_call and not template.supports_tools:
         hint = f"the chat template of {model.name!r} does not support them; leave them out"
         raise InvalidInput("tools", "no tools", hint=hint)
-    prompt = await render_prompt(call, template, parameters, without_strict(tools) if form.may_call else [])
+    prompt = await render_prompt(call, template, parameters, tools if form.may_call else [])
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
     return made, stream
@@ -124,9 +120,19 @@ def require_template(model: GenerativeModel) -> ChatTemplate:
 
 
 async def render_prompt(
-    call: Call, template: ChatTemplate, parameters: Parameters, tools: Sequence[Json], **given: Json
+    call: Call,
+    template: ChatTemplate,
+    parameters: Parameters,
+    tools: Sequence[Json],
+    tool_form: Callable[[Json], Json] = for_template,
+    **given: Json,
 ) -> str:
-    """Renders the chat of a request as a prompt that contains its special tokens. ``given`` are further variables.
+    """Renders the chat of a request as a prompt that contains its special tokens.
+
+    Args:
+        tools: valid tools, see read_tools.
+        tool_form: converts a tool to its form in the prompt.
+        given: further variables.
 
     Raises:
         InvalidInput: a field is invalid, or the template rejects the messages.
@@ -142,19 +148,14 @@ async def render_prompt(
     return await template.render_off_loop(
         len(call.body),
         messages,
-        tools=tools or None,
+        tools=[tool_form(tool) for tool in tools] or None,
         add_generation_prompt=parameters.flag("add_generation_prompt", True),
         continue_final_message=parameters.flag("continue_final_message", False),
         **{**variables, **given},
     )
 
 
-def without_nulls(fields: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the fields that are not null. Clients send null for unset fields."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-# Messages and tools
+# Messages
 
 
 def read_messages(value: Json, limits: JsonLimits, ignored: list[str]) -> list[dict[str, Json]]:
@@ -282,42 +283,10 @@ def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]], i
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidInput(key, "an object with the string name", describe(function))
         functions[key] = {"name": function["name"], "arguments": function.get("arguments")}
-        known = {name: member for name, member in without_nulls(call).items() if name in CALL_FIELDS}
-        calls.append(known | {"function": functions[key]})
-        note_unknown((f"messages.tool_calls.{name}" for name in call if name not in CALL_FIELDS), (), ignored)
+        known = {name: member for name, member in without_nulls(call).items() if name in CALL}
+        calls.append(in_order(known | {"function": functions[key]}, CALL))
+        note_unknown((f"messages.tool_calls.{name}" for name in call if name not in CALL), (), ignored)
     return calls
-
-
-def read_tools(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
-    """Returns the functions that the model may call. Raises InvalidInput or TooLarge.
-
-    Templates render complete tools, so the result excludes ``cache_control``, and nulls outside schemas.
-    """
-    if value is None:
-        return []
-    if len(expect(value, list, "tools", "a list")) > MAX_TOOLS:
-        raise TooLarge("tools", f"at most {MAX_TOOLS} tools", str(len(value)))
-    check_depth("tools", value, limits)
-    tools = []
-    for index, tool in enumerate(value):
-        path = f"tools[{index}]"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise InvalidInput(path, '{"type": "function", "function": ...}', describe(tool))
-        path, function = f"{path}.function", tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidInput(path, "an object with a name", describe(function))
-        expect(function.get("parameters"), dict | None, f"{path}.parameters", "an object")
-        rest = {name: member for name, member in without_nulls(tool).items() if name != CACHE_CONTROL}
-        tools.append(rest | {"function": without_nulls(function)})
-    return tools
-
-
-def without_strict(tools: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
-    """Returns the tools for a template, which renders all of their fields."""
-    return [
-        {**tool, "function": {name: member for name, member in tool["function"].items() if name != "strict"}}
-        for tool in tools
-    ]
 
 
 # Answers

@@ -51,7 +51,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
             raise ContextLengthExceeded(path, f"a prompt of at most {limit} tokens", str(len(ids)), limit=limit)
         return read_token_ids(ids, path, task.settings.vocabulary.vocab_size)
 
-    prompts, single = read_texts("prompt", parameters.get("prompt"), service.max_texts, read_ids)
+    prompts, single = read_texts("prompt", parameters.get("prompt"), call.budget, read_ids)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
     answer = CompletionAnswer(model, request, call.context, usage)
     return answer if stream else await answer.whole()

@@ -13,6 +13,8 @@ have the same body and answer (api/dialects/fields.py):
     NVIDIA NIM  input_type, truncate, embedding_type, modality; a model's name with -query or -passage
     vLLM        truncate_prompt_tokens, truncation_side, use_activation
 
+Dense vectors have a length of 1, as OpenAI promises, at every size; ``normalize``: false keeps the model's length.
+
 Sources: https://platform.openai.com/docs/api-reference/embeddings/create and those in api/dialects/fields.py
 """
 
@@ -31,6 +33,7 @@ from hf_transformer.api.dialects.fields import (
     read_purpose,
     read_truncation,
     representations,
+    unit_length,
 )
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, read_texts, usage
 from hf_transformer.api.responses import reply_arrays
@@ -39,7 +42,7 @@ from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Json, Query
+from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
 PARAMETERS = ("prompt", "prompt_name", "stride", "representations", "binary_zero", "max_tokens")
@@ -69,7 +72,7 @@ async def create(service: Service, call: Call) -> Response:
     model, parameters = read_request(service, call, "embeddings", FIELDS, payload)
     # OpenAI's client asks for base64 by default, and leaves representations that are no vector of a text unchanged.
     base64 = _wants_base64(parameters) and "representations" not in parameters and DENSE in representations(model)
-    query, single = read_query(parameters, model, service.max_texts, service.token_inputs)
+    query, single = read_query(parameters, model, call.budget, service.token_inputs)
     late = parameters.flag(LATE_CHUNKING, False)
     field = _chunk_input if late else single_input if single else field_name
     call.context.field_names = name_by_alias(parameters, ALIASES, field)
@@ -80,7 +83,7 @@ async def create(service: Service, call: Call) -> Response:
         for index, vector in enumerate(predictions)
     ]
     body = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
-    return reply_arrays(body)
+    return await reply_arrays(body, call.context, service.executor)
 
 
 def without_suffix(payload: Json, models: Models) -> Json:
@@ -119,7 +122,9 @@ def _chunk_input(path: str) -> str:
     return f"input{path.removeprefix('input[0]').removeprefix('.chunks')}"
 
 
-def read_query(parameters: Parameters, model: Model, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
+def read_query(
+    parameters: Parameters, model: Model, budget: RequestBudget, token_inputs: bool = False
+) -> tuple[Query, bool]:
     """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids if
     ``token_inputs`` is false; see read_texts for other errors."""
 
@@ -133,7 +138,7 @@ def read_query(parameters: Parameters, model: Model, max_texts: int, token_input
             raise InvalidInput(path, "text", "token ids", hint)
         return {"token_ids": ids}
 
-    texts, single = read_texts("input", plain_texts(parameters.get("input")), max_texts, read_ids)
+    texts, single = read_texts("input", plain_texts(parameters.get("input")), budget, read_ids)
     if parameters.flag(LATE_CHUNKING, False):
         if "representations" in parameters:
             raise InvalidInput("representations", f"no value beside {LATE_CHUNKING}, which has dense vectors")
@@ -154,7 +159,7 @@ def _is_text(item: Json) -> bool:
 
 def _options(parameters: Parameters, model: Model) -> dict[str, Json]:
     """Returns the parameters of the task. Fields of two APIs that mean the same can't be together."""
-    options = move_if_present(parameters, *PARAMETERS) | read_truncation(parameters)
+    options = unit_length(model) | move_if_present(parameters, *PARAMETERS) | read_truncation(parameters)
     for target in ("dimensions", "normalize"):
         field = parameters.one_of(*ALIASES[target])
         if field is not None:

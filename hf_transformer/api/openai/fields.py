@@ -16,11 +16,11 @@ from typing import Final, NamedTuple, TypeVar
 import orjson
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, expect_items, require_few
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, RequestError, UnknownModel, describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types.request import Answers, Json
+from hf_transformer.types.request import Answers, Json, RequestBudget
 
 GENERATION = ("text_generation", "text2text_generation")
 GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
@@ -220,20 +220,20 @@ def _check_metadata(path: str, value: Json) -> None:
 
 
 def read_texts(
-    path: str, value: Json, max_texts: int, read_ids: Callable[[list[Json], str], Ids]
+    path: str, value: Json, budget: RequestBudget, read_ids: Callable[[list[Json], str], Ids]
 ) -> tuple[list[str | Ids], bool]:
     """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts a list of token ids.
 
     Raises:
         InvalidInput: the field has another type.
-        TooLarge: the field has more than ``max_texts`` texts.
+        TooLarge: the field has too many texts.
     """
     if isinstance(value, str):
         return [value], True
     items = expect_items(value, path, TEXTS_OR_IDS)
     if type(items[0]) is int:
         return [read_ids(items, path)], True
-    require_few(path, items, max_texts)
+    budget.few(path, items)
     texts: list[str | Ids] = []
     for index, item in enumerate(items):
         expect(item, str | list, f"{path}[{index}]", "a string or a list of token ids")

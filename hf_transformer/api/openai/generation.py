@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import orjson
 
 from hf_transformer.api.errors import expect
+from hf_transformer.api.large_json import write_in_steps
 from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.responses import reply
 from hf_transformer.api.streaming import TextStream, event
@@ -40,6 +41,9 @@ SHARED = ("model", "stream", "stream_options", PROMPT_LOGPROBS, STRUCTURED, *GUI
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's defaults: sampling from the whole distribution."""
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+INLINE_CHARACTERS, INLINE_TOKENS = 500_000, 500
+"""Maximum characters of texts, and maximum tokens with log probabilities, to render on the event loop, a few
+milliseconds."""
 UsageChunks = Literal["none", "last", "every"]
 """Chunks of a stream that report usage."""
 DONE = event(b"[DONE]")
@@ -117,15 +121,22 @@ class GeneratedAnswer(TextStream):
         async with await self.start() as running:
             texts = [text for prompt in await running.collect() for text in prompt]
             tokens = usage(running)
-        if self._request.sampling.prompt_logprobs is None:
+        if self._is_short(texts):
             return reply(self._render(texts, tokens))
-        # Long prompts with log probabilities would delay other requests.
         return reply(await asyncio.get_running_loop().run_in_executor(running.executor, self._render, texts, tokens))
 
     def _render(self, texts: Sequence[Piece], tokens: Json) -> bytes:
         choices = [self.choice(index, text) for index, text in enumerate(texts)]
         answer = {**self._envelope, "object": self.object, "choices": choices, "usage": tokens}
-        return orjson.dumps({**answer, **(self.prompt_logprobs(texts[0]) if self.has_one_prompt else {})})
+        answer |= self.prompt_logprobs(texts[0]) if self.has_one_prompt else {}
+        return orjson.dumps(answer) if self._is_short(texts) else write_in_steps(answer)
+
+    def _is_short(self, texts: Sequence[Piece]) -> bool:
+        """Whether to render texts on the event loop: log probabilities and long texts would delay other requests."""
+        sampling = self._request.sampling
+        if sampling.prompt_logprobs is not None or sampling.logprobs is not None:
+            return sum(len(text.tokens) + len(text.prompt_tokens) for text in texts) < INLINE_TOKENS
+        return sum(len(text.text) for text in texts) <= INLINE_CHARACTERS
 
     def prompt_logprobs(self, whole: Piece) -> dict[str, Json]:
         """Renders vLLM's field if the request sets it: null for the first token, then an object by token id, in which

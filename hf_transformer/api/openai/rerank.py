@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import orjson
-
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     PER_TEXT,
@@ -36,13 +34,13 @@ from hf_transformer.api.dialects.fields import (
 )
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, usage
-from hf_transformer.api.responses import reply
+from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
-from hf_transformer.types.request import Answers, Json, Query
+from hf_transformer.types.request import Answers, Json, Query, RequestBudget
 
 PARAMETERS = (
     *("return_documents", "prompt", "prompt_name", "instruction"),
@@ -72,7 +70,7 @@ async def create(service: Service, call: Call, *, shared: bool = False, infinity
             defaults[MAX_CHUNKS] = count
         else:
             note_ignored(MAX_CHUNKS, call.context.ignored)
-    query = read_query(parameters, service.max_texts, **defaults)
+    query = read_query(parameters, call.budget, **defaults)
     call.context.field_names = name_by_alias(parameters, ALIASES, field_of_instance)
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
@@ -83,7 +81,7 @@ async def create(service: Service, call: Call, *, shared: bool = False, infinity
     if infinity:
         answer["object"] = "rerank"
         results = with_texts(results, parameters.flag("return_documents", False))
-    return reply(orjson.dumps({**answer, "results": results}))
+    return await reply_arrays({**answer, "results": results}, call.context, service.executor)
 
 
 def render_results(answers: Answers, parameters: Parameters) -> list[Json]:
@@ -124,19 +122,21 @@ def field_of_instance(path: str) -> str:
     return f"documents{field.removeprefix('texts')}" if field[:5] in ("", "texts") else field
 
 
-def read_query(parameters: Parameters, max_texts: int, **defaults: Json) -> Query:
+def read_query(parameters: Parameters, budget: RequestBudget, **defaults: Json) -> Query:
     """Returns the query of a request: one instance with all documents. The task validates its own parameters, which
     are ``defaults`` if absent.
 
     Raises:
         InvalidInput: a field is missing or has another type.
-        TooLarge: the request has more than ``max_texts`` documents.
+        TooLarge: the request has too many documents.
     """
     query, rank_fields = parameters.get("query"), parameters.strings("rank_fields")
+    if rank_fields is not None and len(set(rank_fields)) < len(rank_fields):
+        raise InvalidInput("rank_fields", "different fields", "the same field twice")
     if query is None:
         raise InvalidInput("query", "a string", "nothing")
     query = read_content(query, "query") if isinstance(query, dict) else expect(query, str, "query", "a string")
-    texts = read_documents(parameters.get("documents"), max_texts, rank_fields)
+    texts = read_documents(parameters.get("documents"), budget, rank_fields)
     options = {"output_format": "kserve", **defaults, **read_options(parameters)}  # this API ignores --output_format
     return Query([{"query": query, "texts": texts}], options, name="documents")
 

@@ -22,9 +22,10 @@ import orjson
 from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai import chat
-from hf_transformer.api.openai.chat import ChatAnswer, without_nulls
+from hf_transformer.api.openai.chat import ChatAnswer
 from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request
 from hf_transformer.api.openai.generation import SHARED, usage
+from hf_transformer.api.openai.tools import FUNCTION, without_nulls
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event
@@ -64,8 +65,6 @@ ITEMS: Mapping[str, tuple[str, ...]] = {
 """Supported items, with their fields besides ``type``, ``id`` and ``status``. A reasoning item has no effect."""
 PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Supported parts of a content, with the field of their text."""
-FUNCTION = ("name", "description", "parameters", "strict")
-"""Fields of a tool, in the order in which chat templates usually show them."""
 BUILT_IN = "the service has no built-in tools"
 RENAMED = (
     (r"messages\b.*", "input"),
@@ -215,8 +214,8 @@ def _read_tools(value: Json) -> list[Json]:
         if kind != "function":
             got = describe(kind, quote=isinstance(tool, dict))
             raise InvalidInput(f"tools[{index}]", '{"type": "function", "name": ...}', got, BUILT_IN)
-        _check_names(without_nulls(tool), ("type", *FUNCTION), f"tools[{index}]")
-        tools.append(_in_chats({"type": kind, **{name: tool[name] for name in FUNCTION if name in tool}}, kind))
+        _check_names(without_nulls(tool), ("type", *FUNCTION, "strict"), f"tools[{index}]")
+        tools.append(_in_chats(tool, kind))
     return tools
 
 

@@ -14,7 +14,7 @@ import orjson
 
 from hf_transformer import __version__
 from hf_transformer.app.wiring import FittedBinding, predictor_settings
-from hf_transformer.commands.doctor import inference, model, network
+from hf_transformer.commands.doctor import inference, model, network, tokens
 from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
 from hf_transformer.commands.terminal import Terminal
@@ -36,7 +36,7 @@ Exit codes: 0 no check failed (there may be warnings), 1 there are warnings and 
 flag has a bad value.
 
 Checks: {checks}.
-With --predictor_protocol=none: flags, model files, {other}.
+With --predictor_protocol=none: flags, model files, tokens, {other}.
 """
 
 COLOURS: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
@@ -59,9 +59,11 @@ _SAME_MODEL = (
 
 FLAGS = Check("flags", model.flags)  # of the whole service
 FILES = Check("model files", model.model_files, hint="see --model_dir, --model_id and --task")
+TOKENS = Check("tokens", tokens.tokens, ("model files",), "see the files of the tokenizer")
 CHECKS: Sequence[Check] = (
     FLAGS,
     FILES,
+    TOKENS,
     Check("address", network.address, hint="correct --predictor_host", again=network.nothing),
     Check("connection", network.connection, ("address",), again=network.nothing),
     Check("protocol", network.protocol, ("connection",), again=network.nothing),
@@ -150,7 +152,7 @@ async def examine_several(
 
 def checks_of(config: Config) -> Sequence[Check]:
     """The checks that apply to a model."""
-    return (FLAGS, FILES, TOKENIZER) if config.predictor_protocol == "none" else CHECKS
+    return (FLAGS, FILES, TOKENS, TOKENIZER) if config.predictor_protocol == "none" else CHECKS
 
 
 async def report(subject: Subject, checks: Sequence[Check], terminal: Terminal) -> list[Finding]:

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.dialects import fields
-from hf_transformer.api.dialects.tei import InstanceBudget, SharedBudget
-from hf_transformer.api.dialects.tei_form import count_texts
 from hf_transformer.api.openai import embeddings, rerank
 from hf_transformer.api.service import Model
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types.request import Answers, Context
+from hf_transformer.types.request import Answers
 from tests.api.generating import ServedModel
+from tests.support.budgets import few
 
 
 def parameters(**values: Any) -> Parameters:
@@ -33,9 +32,9 @@ def test_an_error_has_the_name_that_the_request_has() -> None:
 
 def test_documents_keep_their_other_fields_in_the_answer() -> None:
     documents = ["a", {"text": "b", "title": "c", "year": 1}, {"title": "d"}]
-    texts = fields.read_documents(documents[:2], 2)
+    texts = fields.read_documents(documents[:2], few(2))
     assert texts == ["a", "b"]
-    ranked = fields.read_documents(documents[1:], 2, ["title"])
+    ranked = fields.read_documents(documents[1:], few(2), ["title"])
     assert ranked == ["title: c", "title: d"]
     read = [*texts, ranked[1]]
     answers = Answers([[{"index": index, "text": text, "score": 0.5} for index, text in enumerate(read)]])
@@ -44,13 +43,13 @@ def test_documents_keep_their_other_fields_in_the_answer() -> None:
     bare = Answers([[{"index": 0, "score": 0.5}]])
     assert rerank.render_results(bare, parameters(documents=documents)) == [{"index": 0, "relevance_score": 0.5}]
     with pytest.raises(InvalidInput, match=r"documents\[0\]: expected a string"):
-        fields.read_documents([{"text": 1}], 2)
+        fields.read_documents([{"text": 1}], few(2))
 
 
 def test_content_parts_of_text_are_lines() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     documents = [{"content": parts}, {"type": "text", "text": "c"}, {"text": "d", "content": "e"}, "f"]
-    assert fields.read_documents(documents, 4) == ["a\nb", "c", "d", "f"]
+    assert fields.read_documents(documents, few(4)) == ["a\nb", "c", "d", "f"]
     wrong = [
         ({"content": []}, r"documents\[0\]\.content: expected a list"),
         ({"content": "a"}, r"documents\[0\]\.content: expected a list"),
@@ -59,9 +58,9 @@ def test_content_parts_of_text_are_lines() -> None:
     ]
     for document, says in wrong:
         with pytest.raises(InvalidInput, match=says):
-            fields.read_documents([document], 1)
+            fields.read_documents([document], few(1))
     with pytest.raises(InvalidInput, match=r"documents\[0\]\.title: expected a string"):
-        fields.read_documents([{"content": parts}], 1, ["title"])
+        fields.read_documents([{"content": parts}], few(1), ["title"])
 
 
 def test_a_text_in_an_object_is_a_string() -> None:
@@ -128,36 +127,3 @@ def test_an_unknown_purpose_is_refused_if_the_model_has_prompts(made: ServedMode
     model = with_prompts(made, PLAIN)
     with pytest.raises(InvalidInput, match="task: expected one of query, search_query"):
         fields.read_purpose(parameters(task=purpose), "task", model)
-
-
-@pytest.mark.parametrize(
-    ("body", "count"),
-    [
-        ({"inputs": "a"}, 1),
-        ({"inputs": ["a", [1, 2], "b"]}, 3),
-        ({"inputs": [1, 2, 3]}, 1),
-        ({"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}, 2),
-        ({"query": "a", "texts": ["b"] * 5, "inputs": "c"}, 5),
-        ({"inputs": []}, 1),
-        ({}, 1),
-        ("a", 1),
-    ],
-)
-def test_texts_of_a_body_are_counted(body: Any, count: int) -> None:
-    assert count_texts(body) == count
-
-
-def test_requests_in_a_body_share_the_limits_of_one(made: ServedModel) -> None:
-    shared = SharedBudget(None, made.service)
-    contexts = [Context("id", {}) for _ in range(3)]
-    budgets = [InstanceBudget(shared, context) for context in contexts]
-    for context, budget in zip(contexts, budgets, strict=True):
-        context.values = made.service.max_answer_values // 2
-        if budget is not budgets[-1]:
-            budget.charge(3)
-    with pytest.raises(TooLarge, match="--max_answer_values"):
-        budgets[-1].charge(3)
-    assert shared.tokens == 9
-    budgets[0].expect(made.service.max_total_length)
-    with pytest.raises(TooLarge, match="--max_total_length"):
-        budgets[1].expect(1)

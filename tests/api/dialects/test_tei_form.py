@@ -24,6 +24,7 @@ from hf_transformer.errors import (
     UnsupportedEncoding,
 )
 from hf_transformer.types.request import Context
+from tests.support.budgets import few
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_an_error_of_the_server_has_the_type_of_its_status(status: int, kind: st
     ],
 )
 def test_sequences_are_texts_pairs_or_lists_of_both(inputs: Any, expected: Any) -> None:
-    assert tei_form.read_sequences(inputs, 2) == expected
+    assert tei_form.read_sequences(inputs, few(2)) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,15 +92,15 @@ def test_sequences_are_texts_pairs_or_lists_of_both(inputs: Any, expected: Any) 
 )
 def test_other_sequences_are_refused(inputs: Any, says: str) -> None:
     with pytest.raises((InvalidInput, TooLarge), match=says):
-        tei_form.read_sequences(inputs, 2)
+        tei_form.read_sequences(inputs, few(2))
 
 
 def test_inputs_are_texts_and_token_ids() -> None:
-    assert tei_form.read_inputs("a", 2) == ["a"]
-    assert tei_form.read_inputs([1, 2, 3], 2) == [{"token_ids": [1, 2, 3]}]
-    assert tei_form.read_inputs([[1], "a"], 2) == [{"token_ids": [1]}, "a"]
+    assert tei_form.read_inputs("a", few(2)) == ["a"]
+    assert tei_form.read_inputs([1, 2, 3], few(2)) == [{"token_ids": [1, 2, 3]}]
+    assert tei_form.read_inputs([[1], "a"], few(2)) == [{"token_ids": [1]}, "a"]
     with pytest.raises(TooLarge):
-        tei_form.read_inputs(["a"] * 3, 2)
+        tei_form.read_inputs(["a"] * 3, few(2))
 
 
 def test_fields_become_the_task_s_parameters() -> None:

@@ -28,6 +28,7 @@ from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types.request import Answers, Context, Query
 from hf_transformer.types.tensors import ModelDescription
 from tests.api.generating import metric
+from tests.support.budgets import limits
 from tests.support.polling import until
 
 IN_FLIGHT = "hf_transformer_requests_in_flight"
@@ -192,7 +193,12 @@ async def serving(
 
 def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) -> Service:
     return Service(
-        Models([cast(Model, model)]), Admission(concurrent, 2**20, metrics), metrics, 2**24, 100, OpenStreams()
+        Models([cast(Model, model)]),
+        Admission(concurrent, 2**20, metrics),
+        metrics,
+        2**24,
+        limits(max_instances=100, max_sequences=100),
+        OpenStreams(),
     )
 
 
