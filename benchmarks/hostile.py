@@ -87,6 +87,14 @@ def echo() -> Any:
     return {"prompt": ["x" * 240_000] * 15, "echo": True, "max_tokens": 0, "n": 128}
 
 
+def values() -> Any:
+    return {"instances": ["a"], "ignored": ["a"] * 2_000_000}
+
+
+def escapes() -> Any:
+    return {"instances": ["a"], "ignored": ['"[' * 5_000_000]}
+
+
 TEXT, PAIR = {"instances": ["The cat sleeps."]}, {"instances": [{"query": "a", "texts": ["b"]}]}
 LABELS = {"instances": ["a"], "parameters": {"candidate_labels": ["b"]}}
 QUESTION = {"instances": [{"question": "Who?", "context": "Anna works there."}]}
@@ -101,6 +109,9 @@ ROWS: Mapping[str, Row] = {
     "fill_mask over V2": Row("/v2/models/m/infer", masks, 8, "bert", {"instances": ["a [MASK]."]}),
     "late chunking": Row(PREDICT, late_chunks, 2, "minibert_mean", TEXT),
     "echo": Row("/openai/v1/completions", echo, 1, "gpt2", TEXT),
+    "parsed values": Row(PREDICT, values, 10, "minibert_mean", TEXT),
+    "escaped quotes": Row(PREDICT, escapes, 10, "minibert_mean", TEXT),
+    "bodies of /vertex": Row("/vertex", lambda: {"instances": [{"inputs": "a"}] * 2048}, 10, "minibert_mean", TEXT),
     "2,048 embeddings": Row("/v1/embeddings", lambda: {"input": ["a"] * 2048}, 4, "minibert_mean", TEXT),
 }
 

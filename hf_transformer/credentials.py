@@ -8,9 +8,11 @@ stat cost some ten microseconds.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import ssl
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +25,9 @@ from hf_transformer.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 2.0  # between two checks of the files
+
+MAX_FILE_BYTES = 2**22
+"""Size limit of a file with keys or certificates. A list of all public certificates has 0.3 MB."""
 
 T = TypeVar("T")
 
@@ -88,6 +93,26 @@ def identity(path: str) -> FileIdentity | None:
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
 
 
+def read_beginning(path: str | Path, most: int) -> bytes:
+    """Reads at most the first ``most`` bytes of a regular file. Raises OSError.
+
+    A file may be replaced while the service runs. Reading a device or a pipe could never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file")
+        return file.read(most)
+
+
+def read_small(path: str | Path) -> bytes:
+    """Reads a regular file of at most MAX_FILE_BYTES. Raises OSError."""
+    content = read_beginning(path, MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"expected at most {MAX_FILE_BYTES} bytes")
+    return content
+
+
 async def keep_renewing(file: ReloadableFile[T], use: Callable[[T], None], period: float = PERIOD_SECONDS) -> None:
     """Calls ``use`` with each new value. Never ends.
 
@@ -139,7 +164,7 @@ def read_key_pair(certificate: str, key: str, flags: tuple[str, str] = ("ssl_cer
         ConfigError: a file is unreadable or invalid PEM, or the key is of another certificate.
     """
     try:
-        pair = KeyPair(Path(certificate).read_bytes(), Path(key).read_bytes())
+        pair = KeyPair(read_small(certificate), read_small(key))
         pair.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(

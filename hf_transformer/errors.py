@@ -46,17 +46,18 @@ def without_userinfo(text: str) -> str:
     return _USERINFO.sub("***@", text)
 
 
-_FOLDERS = re.compile(r"(?<=['\"])/(?:[^'\"]*/)?(?=[^'\"/]+['\"])|(?<![\w.:/<-])/(?:[^\s/'\"]+/)*(?=[^\s/'\"])")
+_FOLDERS = re.compile(r"(?<=['\"])/(?:[^'\"]*/)?(?=[^'\"/]+['\"])|(?<![\w.:/<)\]-])/(?:[^\s/'\"]+/)*(?=[^\s/'\"])")
 """The folders of an absolute path: in quotes with spaces, else up to the first space."""
 
 
-def without_folders(text: str, folder: str = "") -> str:
+def without_folders(text: str, *paths: str) -> str:
     """Shortens absolute paths to their last part, since clients must not learn the server's folders.
 
-    ``folder`` is a known path in the text, which may contain spaces.
+    ``paths`` are known ones in the text, which may contain spaces.
     """
-    if bare := folder.rstrip("/"):
-        text = text.replace(bare, bare.rpartition("/")[2])
+    for path in paths:
+        if bare := path.rstrip("/"):
+            text = text.replace(bare, bare.rpartition("/")[2])
     return _FOLDERS.sub("", text)
 
 

@@ -11,9 +11,8 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from hf_transformer.credentials import ReloadableFile, keep_renewing
+from hf_transformer.credentials import ReloadableFile, keep_renewing, read_small
 from hf_transformer.errors import ConfigError
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
@@ -74,7 +73,7 @@ def read_keys(path: str, flag: str = API_KEYS) -> list[str]:
         ConfigError: the file is unreadable, has no key, or has an invalid line. The message contains no key.
     """
     try:
-        lines = Path(path).read_bytes().decode("utf-8-sig").splitlines()
+        lines = read_small(path).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"{flag}={path}: can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

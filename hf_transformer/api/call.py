@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from starlette.routing import compile_path
 
@@ -20,7 +20,9 @@ from hf_transformer.types.request import Context, Json, RequestBudget
 
 V2_PATHS = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
 """The path templates of a model in V2 and in the generate extension. The longer one is first, since both match it."""
-_NAME_PART, _NAME = "(?P<model>[^/]+)", "(?P<model>[^/]+(?:/[^/]+)*)"
+_PART = r"(?!\.{1,2}(?:/|$))[^/]+"
+"""A segment of a name in a path, other than ``.`` and ``..``."""
+_NAME_PART, _NAME = "(?P<model>[^/]+)", f"(?P<model>{_PART}(?:/{_PART})*)"
 B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"x-b3-flags")
 """Zipkin's trace headers. Source: https://github.com/openzipkin/b3-propagation"""
 FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
@@ -33,21 +35,28 @@ TRITON_PARAMETERS = frozenset(
 IGNORED: Final = "x-ignored-parameters"
 """The response header that lists the ignored names of a request. Over gRPC, the list is trailing metadata."""
 
+UNPARSED: Final = object()
+"""The value of a body before it is parsed."""
+
 
 def path_pattern(template: str) -> re.Pattern[str]:
-    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub."""
-    return re.compile(compile_path(template)[0].pattern.replace(_NAME_PART, _NAME))
+    """Compiles the template of a path. The name of a model may contain slashes, as on the Hugging Face hub, but
+    no dot segments.
+
+    Starlette's patterns also match a path with a line end after it.
+    """
+    return re.compile(compile_path(template)[0].pattern.replace(_NAME_PART, _NAME).replace("$", r"\Z"))
 
 
 @dataclass(slots=True)
 class Call:
-    """An HTTP request with its body.
+    """An HTTP request with its body, which is parsed once.
 
     Attributes:
         path: the path parameters, such as ``model``.
         headers: header values by lower-case name.
         limits: the limits of the JSON body.
-        parsed: the JSON value of the body; None before ``json`` has parsed it.
+        size: bytes of the body.
     """
 
     path: Mapping[str, str]
@@ -55,7 +64,11 @@ class Call:
     body: bytes
     context: Context
     limits: JsonLimits
-    parsed: Json = None
+    size: int = field(init=False)
+    _parsed: Any = UNPARSED
+
+    def __post_init__(self) -> None:
+        self.size = len(self.body)
 
     @property
     def budget(self) -> RequestBudget:
@@ -66,23 +79,33 @@ class Call:
         return budget
 
     def json(self) -> Json:
-        """Parses the JSON body, once.
+        """Returns the JSON value of the body. Raises what ``read_json`` does."""
+        return self.once(read_json)
 
-        Raises:
-            UnsupportedEncoding: the service does not support the charset.
-            InvalidInput: the body is not JSON.
-            TooLarge: the body exceeds the JSON limits. The check precedes parsing.
-        """
-        if self.parsed is not None:
-            return self.parsed
-        body = self.body
-        if self.headers.get(b"content-type", b"") not in JSON_TYPES or body[:1] != b"{":
-            body = to_utf8(body, self.headers)
-        try:
-            self.parsed = parse_json(body, self.limits)
-        except Malformed as error:
-            raise InvalidInput(*error.args) from None
-        return self.parsed
+    def once(self, parse: Callable[[Call], Any]) -> Any:
+        """Returns what ``parse`` makes of the body, and releases the body. It is called once."""
+        if self._parsed is UNPARSED:
+            self._parsed = parse(self)
+            self.body = b""
+        return self._parsed
+
+
+def read_json(call: Call) -> Json:
+    """Parses the JSON body of a call. Thread-safe.
+
+    Raises:
+        UnsupportedEncoding: the service does not support the charset.
+        InvalidInput: the body is not JSON.
+        TooLarge: the body exceeds the JSON limits. The check precedes parsing.
+        TooManyRequests: the requests in flight leave no room for the parsed body.
+    """
+    body = call.body
+    if call.headers.get(b"content-type", b"") not in JSON_TYPES or body[:1] != b"{":
+        body = to_utf8(body, call.headers)
+    try:
+        return parse_json(body, call.limits, call.budget.hold_parsed)
+    except Malformed as error:
+        raise InvalidInput(*error.args) from None
 
 
 def context_of(request: Request) -> Context:

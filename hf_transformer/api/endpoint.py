@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from hf_transformer.api.body import read_body
-from hf_transformer.api.call import IGNORED, Call, context_of
+from hf_transformer.api.call import IGNORED, Call, context_of, read_json
 from hf_transformer.api.errors import RenderError, error_response, to_request_error
 from hf_transformer.api.service import Service
 from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
@@ -21,7 +21,7 @@ from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.access_log import CLIENT_CLOSED
-from hf_transformer.protocol.json_text import JsonLimits
+from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits
 from hf_transformer.types.http import ClientGone, Request, Response, Stream
 from hf_transformer.types.request import Context
 
@@ -38,7 +38,8 @@ class Endpoint:
     """A POST route. ``api`` is the API label in metrics, and ``render_error`` renders error bodies.
 
     ``methods`` lists the methods of the path, for errors, if it has other routes too. ``status`` returns the API's
-    status of an error; None for the service's own.
+    status of an error; None for the service's own. ``parse`` makes of a body what the handler gets
+    by ``Call.once``.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Endpoint:
         service: Service,
         methods: str = "POST",
         status: Callable[[RequestError], int] | None = None,
+        *,
+        parse: Callable[[Call], object] = read_json,
     ) -> None:
         self._api = api
         self._handle = handle
@@ -56,6 +59,7 @@ class Endpoint:
         self._status = status
         self.service = service
         self._methods = methods
+        self._parse = parse
         self._limits = JsonLimits.of(service.limits.max_texts, service.max_bytes, service.max_json_depth)
 
     async def __call__(self, request: Request) -> Response | Stream:
@@ -77,12 +81,16 @@ class Endpoint:
                 )
             else:
                 # read_body has checked for room, but the request takes its slot only after the upload, so that slow
-                # uploads don't occupy one.
+                # uploads don't occupy one. The estimate of its tokens holds from then on, so it is parsed before.
                 body = await read_body(request, service.max_bytes, ticket)
                 context.arrived = perf_counter()
-                ticket.enter()
                 path = request.params if not request.query else with_query(request)
-                result = await self._handle(Call(path, request.headers, body, context, self._limits))
+                call = Call(path, request.headers, body, context, self._limits)
+                del body  # it would take memory beside its parsed form
+                if call.size > SMALL_BYTES:
+                    await service.in_turn(lambda: call.once(self._parse))
+                ticket.enter()
+                result = await self._handle(call)
                 if isinstance(result, Response):
                     answer = result
                 else:  # wait for the first piece, since an earlier error changes the status

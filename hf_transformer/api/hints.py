@@ -4,7 +4,7 @@ that people and probes expect.
 OpenAI clients often omit the prefix or /v1 in base_url. A client shows only errors in the form of its own API, so a
 hint has the form of the API whose client asks. As in KServe without an explainer, :explain returns 501.
 
-Sources: the API references of OpenAI, Azure OpenAI, Anthropic, Cohere and Voyage, vllm/entrypoints of
+Sources: the API references of OpenAI, Azure OpenAI, Anthropic, Cohere, Voyage, NVIDIA and Gemini, vllm/entrypoints of
 https://github.com/vllm-project/vllm, https://github.com/ollama/ollama/blob/main/docs/api.md and
 https://github.com/huggingface/text-generation-inference/blob/main/docs/openapi.json
 """
@@ -70,6 +70,15 @@ FOREIGN = (
         "the service has no such route; it has {routes} below {base}",
         render_error,
     ),
+    ForeignRoutes(
+        r"(v1/)?(un)?load_lora_adapter",
+        "the adapters are those of --adapters; a request names one as model",
+        render_error,
+    ),
+    ForeignRoutes(r"(v1/)?(engines|deployments)", "/v1/models lists the models", render_error),
+    ForeignRoutes(r"v1/retrieval/.+", "/v1/ranking ranks passages, with the field model", render_detail),
+    ForeignRoutes(r"v1beta/models/.+:(g|streamG)enerateContent", CHATS, render_error),
+    ForeignRoutes(r"v1beta/models/.+:(batchEmbedContents|embedContent)", VECTORS, render_error),
     ForeignRoutes(r"tokenizer_info|server_info", "/v1/models/NAME/info describes a model", render_error),
     ForeignRoutes(r"api/chat", CHATS, error_json),
     ForeignRoutes(r"api/generate", TEXTS, error_json),
@@ -88,7 +97,7 @@ FOREIGN = (
     ForeignRoutes(r"completion|infill", TEXTS, render_error),
 )
 """The first matching entry applies."""
-CLEAR = ("/v1/", "/api/", "/deployments/", "/openai/", "/tokenizer_info", "/server_info")
+CLEAR = ("/v1/", "/v1beta/", "/api/", "/deployments", "/openai/", "/tokenizer_info", "/server_info")
 """Starts of paths that only API clients ask for. A browser may GET /images/logo.png."""
 _EXPLAIN = re.compile(r"/v1/models/.+:explain|/v2/models/.+/explain")
 MODEL_ROUTES = ("/v1/models/", "/v2/models/")

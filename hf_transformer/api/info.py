@@ -84,7 +84,8 @@ async def describe_models(models: Models) -> dict[str, Json]:
     for model, error in await models.states():
         names = {"aliases": model.identity.aliases, "adapters": model.identity.adapters}
         entry = {"name": model.name, "task": model.task.name, "ready": error is None, **names}
-        entries.append(entry if error is None else {**entry, "reason": str(error)})
+        reason = model.lost if error is None else str(error)
+        entries.append({**entry, "reason": reason} if reason else entry)
     entries += [{"name": name, "ready": False, "reason": reason} for name, reason in models.absent.items()]
     for entry in entries:
         name = str(entry["name"])

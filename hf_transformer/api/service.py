@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.core.limits import Admission, Limits
 from hf_transformer.core.model import ServedModel
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 Model: TypeAlias = ServedModel[Pipeline]
+Result = TypeVar("Result")
 
 MAX_SHOWN_NAME = 200
 """Maximum characters of an unknown name in an error message."""
@@ -56,7 +57,7 @@ class Models:
         self.unloaded: frozenset[str] = frozenset()
         """The absent models that a client has unloaded. They don't affect readiness."""
         self.errors: dict[str, str] = {}
-        """The errors of changes that could not be applied, by model, or by the file for all of them (``set_error``)."""
+        """The errors of changes that could not be applied, by model, or by the flag of all of them (``set_error``)."""
         self.since: dict[str, float] = {}
         """When each model ceased to be served as it is declared, in seconds since 1970; without the other models."""
         self.uncounted: set[str] = set() if board is None else set(board.uncounted)
@@ -262,7 +263,7 @@ class Models:
         self.uncounted -= {model.name for model in ready}
         self._was_ready = self.is_ready
         self._has_been_ready |= self._was_ready
-        unserved = [model.name for model in self.served if not model.is_ready]
+        unserved = [model.name for model in self.served if not model.is_ready or model.lost]
         failed = [name for name in self.errors if name in self._order]
         now = time.time()
         self.since = {name: self.since.get(name, now) for name in [*unserved, *self._missing(), *failed]}
@@ -276,7 +277,7 @@ class Models:
         return {name: self.since.get(name, 0.0) for name in self._order or self._served}
 
     def set_error(self, name: str, error: str) -> None:
-        """Sets the error of a model's change, or of the file of all models; an empty text removes it."""
+        """Sets the error of a model's change, or of all models under their flag; an empty text removes it."""
         if error:
             self.errors[name] = error
         else:
@@ -328,6 +329,13 @@ class Service:
     tracing: Tracing | None = None
     executor: Executor | None = None
     control: ModelControl | None = None
+    _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def in_turn(self, parse: Callable[[], Result]) -> Result:
+        """Parses a large body in a thread, one at a time: parsers hold the interpreter's lock, for up to 0.2 s, and the
+        event loop has its turn between them."""
+        async with self._parsing:
+            return await asyncio.get_running_loop().run_in_executor(self.executor, parse)
 
 
 def generative(model: Model, route: str) -> GenerativeModel:

@@ -42,7 +42,7 @@ from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
 from hf_transformer.errors import InvalidInput, RequestError, UnsupportedEncoding, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
-from hf_transformer.protocol.json_text import parse_json
+from hf_transformer.protocol.json_text import SMALL_BYTES, parse_json
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Answers, Context, Json, Query
@@ -59,7 +59,10 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def predict(call: Call) -> Response | TextStream:
         model = models.choose(call.path["model"], call.context)
         structured = call.headers.get(b"content-type", b"")[: len(EVENTS)].lower() == EVENTS
-        query = parse_event(call) if structured else parse(call.json())
+        if structured:  # its data may be JSON text, too
+            query = await service.in_turn(lambda: parse_event(call)) if call.size > SMALL_BYTES else parse_event(call)
+        else:
+            query = parse(call.json())
         query.parameters = apply_triton_parameters(query.parameters, call.context)
         if len(query.instances) > most:
             call.budget.few(query.name, query.instances)  # generation checks the count after parsing
@@ -153,7 +156,7 @@ def _decode(data: Json, call: Call) -> Json:
         got = "another string" if isinstance(data, str) else describe(data)
         raise InvalidInput("body", "JSON in base64 (RFC 4648)", got) from None
     try:
-        return parse_json(text, call.limits)
+        return parse_json(text, call.limits, call.budget.hold_parsed)
     except Malformed as error:
         raise InvalidInput(*error.args) from None
 

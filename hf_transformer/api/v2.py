@@ -70,9 +70,12 @@ HEADER = HEADER_LENGTH.lower().encode()
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
+    def parse(call: Call) -> InferRequest:
+        return _parse(call, service.limits.max_texts)
+
     async def answer(call: Call) -> Response:
         model = service.models.choose(call.path["model"], call.context, call.path.get("version", ""))
-        request = _parse(call, service.limits.max_texts)
+        request: InferRequest = call.once(parse)
         note_unknown(request.ignored, (), call.context.ignored)
         request.parameters = apply_triton_parameters(request.parameters, call.context)
         if request.model_name or request.model_version:
@@ -86,7 +89,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
     async def list_repository(call: Call) -> Response:
-        query = call.json() if call.body else {}
+        query = call.json() if call.size else {}
         ready = query.get("ready", False) if isinstance(query, dict) else None
         if not isinstance(ready, bool):
             raise InvalidInput("body", 'nothing or {"ready": true}', describe(query))
@@ -94,14 +97,14 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
     def control(action: str) -> Handle:
         async def change(call: Call) -> Response:
-            body = expect(call.json() if call.body else {}, dict, "body", "an object")
+            body = expect(call.json() if call.size else {}, dict, "body", "an object")
             parameters = expect(body.get("parameters", {}), dict, "parameters", "an object")
             await control_model(service, action, call.path["model"], parameters)
             return reply(b"")
 
         return change
 
-    endpoint = Endpoint("v2", answer, error_json, service)
+    endpoint = Endpoint("v2", answer, error_json, service, parse=parse)
     repository: dict[str, Handle] = {"/v2/repository/index": list_repository}
     repository |= {f"{CONTROL_PATH}{{model}}/{action}": control(action) for action in ("load", "unload")}
     changes = [(path, Endpoint("repository", handle, error_json, service)) for path, handle in repository.items()]
@@ -271,10 +274,10 @@ def _check_named(model: Model, chosen: str, request: InferRequest) -> None:
 
 def _parse(call: Call, max_texts: int) -> InferRequest:
     """Parses the tensors of a call. A body with binary tensors has no charset. Raises RequestError."""
-    length = call.headers.get(HEADER)
+    length, hold = call.headers.get(HEADER), call.budget.hold_parsed
     try:
         if length is None:
-            return decode_infer_request(to_utf8(call.body, call.headers), None, max_texts)
-        return decode_infer_request(call.body, parse_header_length(length), max_texts)
+            return decode_infer_request(to_utf8(call.body, call.headers), None, max_texts, hold)
+        return decode_infer_request(call.body, parse_header_length(length), max_texts, hold)
     except Malformed as error:
         raise InvalidInput(*error.args) from error

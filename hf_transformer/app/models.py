@@ -97,7 +97,9 @@ class ModelFactory:
         shared: dict[str, Any] = {
             "checks": CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds),
             "latency_log": self.latency_log,
-            "identity": ModelIdentity(config.model_id, config.model_revision, config.aliases, config.adapters),
+            "identity": ModelIdentity(
+                config.model_id, config.model_revision, config.aliases, config.adapters, config.predictor_model
+            ),
         }
         model: Model
         tokenizing = build.tokenizing if config.predictor_protocol == "none" else None
@@ -192,7 +194,7 @@ class ModelSet:
         self._source = ""
         factory.metrics.entries_valid.set_function(lambda: not models.errors)
         if entries is not None:
-            self._source = path = str(entries.path)
+            self._source, path = str(entries.flag), str(entries.path)
             read = partial(read_entries, entries, set(), set())
             self._file = ReloadableFile(path, partial(watched_files, path), read)
         for deployment in deployed:
@@ -296,7 +298,7 @@ class ModelSet:
                 if self._file is not None and await asyncio.to_thread(self._file.renew):
                     declared = self._file.value
                 if self._file is not None:
-                    self._report_file(self._file.error)
+                    self._report_file(self._file)
                 unloaded = self._unloaded if self._board is None else frozenset(self._board.unloaded)
                 if unloaded != self._unloaded or declared != list(self._declared.values()):
                     self._unloaded = unloaded
@@ -304,8 +306,9 @@ class ModelSet:
             except Exception:  # without this, no later change would be applied
                 logger.exception("%s: the changes could not be applied", self._source)
 
-    def _report_file(self, error: str) -> None:
-        self._models.set_error(self._source, error)
+    def _report_file(self, file: ReloadableFile[list[DeclaredModel]]) -> None:
+        """Reports whether the file or folder of the entries can be read. Clients get no folders of the server."""
+        self._models.set_error(self._source, without_folders(file.error, file.name))
 
     def _apply(self, declared: Sequence[DeclaredModel]) -> None:
         """Declares the models, and starts a task for each added, changed and removed model."""
@@ -393,7 +396,7 @@ class ModelSet:
         """
         if isinstance(error, TransformerError):
             text, target = error.message if isinstance(error, LoadError) else str(error), self._target(name)
-            reason = without_folders(text, "" if target is None else target.config.model_dir)
+            reason = without_folders(text, *([] if target is None else folders_of(target.config)))
         else:
             reason = f"internal error: {type(error).__name__}"
         if self._models.errors.get(name) != reason:
@@ -431,11 +434,17 @@ class ModelSet:
         task.add_done_callback(self._retiring.discard)
 
 
+def folders_of(config: Config) -> list[str]:
+    """Lists the paths in the flags of a model's files."""
+    paths = [config.model_dir, config.model_id, config.chat_template, config.rerank_template]
+    return [path for path in paths if path is not None and os.path.isabs(path)]
+
+
 def watched_files(path: str) -> list[str]:
     """Lists the file of --models, or the files of the models in --model_repository with their folders."""
     if not os.path.isdir(path):
         return [path]
-    folders = [entry.path for entry in _visible(path) if entry.is_dir()]
+    folders = [entry.path for entry in _visible(path) if os.path.isdir(entry.path)]
     return [path, *(name for folder in folders for name in (folder, *model_files(folder)))]
 
 
@@ -443,9 +452,10 @@ def model_files(folder: str) -> list[str]:
     """Lists the files of a model that the service reads: those of its folder and of subfolders such as 1_Pooling, but
     not those of Triton's versions."""
     entries = _visible(folder)
-    inner = [entry.path for entry in entries if entry.is_dir() and not entry.name.isdigit()]
+    # Unlike the entries' own methods, os.path takes a link to itself for neither a file nor a folder.
+    inner = [entry.path for entry in entries if os.path.isdir(entry.path) and not entry.name.isdigit()]
     files = [*entries, *(entry for path in inner for entry in _visible(path))]
-    return [entry.path for entry in files if entry.is_file()]
+    return [entry.path for entry in files if os.path.isfile(entry.path)]
 
 
 def _visible(folder: str) -> list[os.DirEntry[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,11 @@ from hf_transformer.tokenizer.files import has_tokenizer, transformer_folder
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_SETTINGS = 100_000
-"""Maximum number of settings in a file of --models, each counted once for each entry that merges it."""
+"""Maximum number of settings in a file of --models, each counted once for each entry that merges it. Each text of a
+list counts, and each SETTING_CHARACTERS of a text, once for each alias of YAML."""
+SETTING_CHARACTERS = 100
+MAX_MODELS = 1000
+"""Maximum number of models in a file of --models or a folder of --model_repository. Each is checked every second."""
 KNOWN = {name: option for option in all_options() for name in (option.name, *option.aliases)}
 INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
@@ -48,14 +53,15 @@ class EntrySettings(NamedTuple):
 class ModelEntries:
     """The models of a command line and environment. Worker processes get a pickled copy.
 
-    ``path`` is the file or folder to watch for changes of the models; None for the one model of plain flags. Raises
-    ConfigError as ``parse_config`` does.
+    ``path`` is the file or folder to watch for changes of the models, and ``flag`` the flag that has it; None for the
+    one model of plain flags. Raises ConfigError as ``parse_config`` does.
     """
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self._argv, self._environ = tuple(argv), dict(environ)
         service, _ = parse_config(argv, environ)
         self.path = service.models or service.model_repository
+        self.flag = None if self.path is None else "--models" if service.models else "--model_repository"
 
     def read(self, known_models: Collection[str] = ()) -> tuple[list[Config], list[str]]:
         """Returns the configuration of each model, equal to that of a service of this model alone, and warnings in
@@ -91,7 +97,7 @@ def read_repository(folder: str, known_models: Collection[str] = ()) -> tuple[li
     other folders."""
     entries, notes = [], []
     try:
-        paths = sorted(path for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith("."))
+        paths = sorted(path for path in Path(folder).iterdir() if isdir(path) and path.name[0] != ".")
     except OSError as exc:
         raise ConfigError(f"{folder} can't be read: {exc.strerror}") from None
     for path in paths:
@@ -108,6 +114,8 @@ def read_repository(folder: str, known_models: Collection[str] = ()) -> tuple[li
             texts = {"model_name": path.name, "model_dir": str(path)}
             settings = {name: Setting(KNOWN[name], text, str(path)) for name, text in texts.items()}
             entries.append(EntrySettings(str(path), {**settings, "model_id": None}, []))
+    if len(entries) > MAX_MODELS:
+        raise ConfigError(f"{folder}: expected at most {MAX_MODELS} models, got {len(entries)}")
     return entries, notes
 
 
@@ -154,6 +162,8 @@ def entries_of(loader: Any, path: str) -> Iterator[EntrySettings]:
                 line = key.start_mark.line + 1
                 raise ConfigError(f"{path}: models[{index}]: the key {quoted(key)} is repeated in line {line}")
             keys.add(str(key.value))
+    if len(node.value) > MAX_MODELS:
+        raise ConfigError(f"{path}: expected at most {MAX_MODELS} models, got {len(node.value)}")
     counts: dict[int, int] = {}
     total = sum(settings_in(item, counts, path) for item in node.value)
     if total > MAX_SETTINGS:
@@ -164,18 +174,18 @@ def entries_of(loader: Any, path: str) -> Iterator[EntrySettings]:
 
 
 def settings_in(node: Any, counts: dict[int, int], path: str) -> int:
-    """Counts the settings of a mapping, with those that it merges, before they are copied. ``counts`` has the results
-    by node. Raises ConfigError for a mapping that merges itself."""
-    if node.id == "sequence":
-        return sum(settings_in(item, counts, path) for item in node.value)
-    if node.id != "mapping":
-        return 1
+    """Counts the settings in a node, with those that it merges or an alias repeats, before they are copied. ``counts``
+    has the results by node. Raises ConfigError for a mapping or list that contains itself."""
+    if node.id == "scalar":
+        return 1 + len(node.value) // SETTING_CHARACTERS
     if id(node) not in counts:
         counts[id(node)] = -1  # while its settings are counted
-        total = sum(settings_in(value, counts, path) if key.tag.endswith(":merge") else 1 for key, value in node.value)
-        counts[id(node)] = total
+        values = [value for _, value in node.value] if node.id == "mapping" else node.value
+        counts[id(node)] = sum(settings_in(value, counts, path) for value in values)
     if counts[id(node)] < 0:
-        raise ConfigError(f"{path}: line {node.start_mark.line + 1}: expected a mapping that does not merge itself")
+        raise ConfigError(
+            f"{path}: line {node.start_mark.line + 1}: expected {kind(node)} that does not contain itself"
+        )
     return counts[id(node)]
 
 

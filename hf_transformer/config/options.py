@@ -278,7 +278,7 @@ class Config:
     models: str | None = option(
         SEVERAL, "File (YAML or JSON) with a list of models to serve. The keys of an entry are the flags of the groups "
         "Model and tokenizer, Answers, Text generation and Predictor, without dashes; flags on the command line are "
-        "the defaults of all entries. A changed file is reloaded.", PATH)
+        "the defaults of all entries. A changed file is reloaded. It has at most 1,000 models.", PATH)
     model_repository: str | None = option(
         SEVERAL, "Triton's model repository: every folder with a tokenizer, as export writes it, is served. A changed "
         "folder is reloaded.", LOCAL_FOLDER)
@@ -387,8 +387,9 @@ class Config:
     max_predictor_response_bytes: int = option(
         LIMITS, "Maximum bytes of a response of the predictor.", integer(1), 2**30)
     max_predictor_event_bytes: int = option(
-        LIMITS, "Maximum bytes of one response in a stream of the predictor (an event or a message), and of its "
-        "answers to other requests than inferences, such as a model's configuration.", integer(1), 2**22)
+        LIMITS, "Maximum bytes of one response in a stream of the predictor (an event or a message), of a text that it "
+        "returns whole over gRPC, and of its answers to other requests than inferences, such as a model's "
+        "configuration.", integer(1), 2**22)
     max_queued_tokens: int = option(
         LIMITS, "Maximum tokens of all requests in flight per worker; once they are reached, further requests "
         "get 429.", integer(1), 262_144)

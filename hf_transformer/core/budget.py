@@ -30,7 +30,8 @@ FEWER: Final = "send fewer instances or ask for less about each"
 class Budget:
     """Counts what one request becomes, within ``limits`` and its admission. ``ticket`` None has no admission.
 
-    Use it on the event loop. Only ``windows`` and ``spans`` are called by the threads that tokenize, too.
+    Use it on the event loop. Only ``windows`` and ``spans`` are called by the threads that tokenize, too, and
+    ``hold_parsed`` by those that parse.
 
     Attributes:
         instances, sequences, characters, tokens, values: the counts so far.
@@ -165,9 +166,14 @@ class Budget:
         """Counts the bytes of spans in windows, before they are made. Raises TooManyRequests as ``windows`` does."""
         self._reserve(0, count * SPAN_BYTES)
 
-    def _reserve(self, tokens: int, size: int) -> None:
+    def hold_parsed(self, size: int) -> None:
+        """Counts the bytes that a body takes in addition once it is parsed. Raises TooLarge and TooManyRequests as
+        ``hold`` does."""
+        self.for_threads()._reserve(0, size, "body")
+
+    def _reserve(self, tokens: int, size: int, path: str = "instances") -> None:
         if self.ticket is not None:
-            self._require_bytes(size, "instances")
+            self._require_bytes(size, path)
             self.ticket.reserve(tokens, size)
 
     # Answers

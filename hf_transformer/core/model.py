@@ -81,12 +81,14 @@ class ModelIdentity:
         model_id, revision: the model on the Hugging Face hub; None for a local folder.
         aliases: further names of the model.
         adapters: names of LoRA adapters, which requests choose like a model.
+        predictor_model: the predictor's name for the model; None for the model's own.
     """
 
     model_id: str | None = None
     revision: str | None = None
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    predictor_model: str | None = None
 
 
 class State(Enum):
@@ -137,6 +139,8 @@ class ServedModel(Generic[PipelineT_co]):
         self._serving: Serving[PipelineT_co] | None = None
         self._problem = "the predictor has not been reached yet"
         """The reason why the model is not ready; empty for a ready model."""
+        self.lost = ""
+        """The reason why a ready model can't answer, from the last check; empty if it can."""
         self._candidate: ModelSpec | None = None
         """A new model that the last check found instead of the served model."""
         self._replaces_at_once = False
@@ -331,9 +335,11 @@ class ServedModel(Generic[PipelineT_co]):
         try:
             async with asyncio.timeout_at(deadline):
                 if not await self._predictor.model_ready():
+                    given, default = "--predictor_model", "--model_name is its name there too, unless {} is given"
+                    name = self.identity.predictor_model
                     raise NotReady(
-                        f"the predictor does not have {self.name!r}, or has not loaded it yet "
-                        "(--model_name is its name there too, unless --predictor_model is given)"
+                        f"the predictor does not have {name or self.name!r}, or has not loaded it yet "
+                        f"({given if name else default.format(given)})"
                     )
                 return await self._predictor.model_spec()
         except TimeoutError as error:
@@ -402,6 +408,7 @@ class ServedModel(Generic[PipelineT_co]):
 
     def _report(self, problem: str) -> None:
         """Reports the result of a check to the log, the metrics and the other workers."""
+        self.lost = problem if self._serving is not None and not self._checks.on_ready else ""
         if self._serving is None:
             if problem != self._problem:
                 advice = "(hf-transformer doctor, with the same flags, says more)"

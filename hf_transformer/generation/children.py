@@ -142,17 +142,19 @@ class ChildPool:
     async def _child(self) -> Child:
         """Starts a child, and the nursery if it is not running. Raises Unavailable."""
         for _ in range(2):
-            async with self._starting:
-                if self._nursery is None:
-                    self._nursery = await asyncio.to_thread(Nursery, self._seconds, self._max_bytes)
-                nursery = self._nursery
+            nursery: Nursery | None = None
             try:
+                async with self._starting:
+                    if self._nursery is None:
+                        self._nursery = await asyncio.to_thread(Nursery, self._seconds, self._max_bytes)
+                    nursery = self._nursery
                 return await nursery.child()
-            except (OSError, EOFError, TimeoutError) as error:  # the nursery has died
-                logger.warning("the process that starts child processes has ended and is replaced: %r", error)
-                if self._nursery is nursery:
-                    self._nursery = None
-                await asyncio.to_thread(nursery.close)
+            except (OSError, EOFError, TimeoutError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                logger.warning("a child process, or the process that starts them, can't be started: %r", error)
+                if nursery is not None:
+                    if self._nursery is nursery:
+                        self._nursery = None
+                    await asyncio.to_thread(nursery.close)
         raise Unavailable("the service could not start a child process, which applies constraints")
 
 
@@ -161,7 +163,7 @@ class ChildFell(Exception):
 
 
 class Nursery:
-    """The process that forks children. Blocks while it starts."""
+    """The process that forks children. Blocks while it starts. Raises OSError if it can't."""
 
     def __init__(self, seconds: float, max_bytes: int) -> None:
         self._control, theirs = socket.socketpair()
@@ -169,13 +171,17 @@ class Nursery:
             f"import sys; sys.path[:] = {sys.path!r}; from hf_transformer.generation.child import main; "
             f"main({theirs.fileno()}, {seconds!r}, {max_bytes!r})"
         )
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+        except OSError:
+            self._control.close()
+            raise
 
     async def child(self) -> Child:
         """Forks a child. Raises OSError, EOFError or TimeoutError if the nursery has died or can't fork."""

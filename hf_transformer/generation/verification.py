@@ -12,7 +12,7 @@ from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.grammars import IS_INSTALLED
 from hf_transformer.generation.masks import extra_hint
-from hf_transformer.protocol.json_text import MAX_NESTING, nesting_of
+from hf_transformer.protocol.json_text import MAX_NESTING, Shape
 
 
 def require_extra() -> None:
@@ -42,7 +42,7 @@ class Verifier:
         applied to it."""
         if constraint.kind == "choice":
             problem = "" if text in constraint.choices else "it is none of the choices"
-        elif constraint.schema is not None and nesting_of(text.encode()) > MAX_NESTING:
+        elif constraint.schema is not None and Shape.of(text.encode()).depth > MAX_NESTING:
             problem = f"its lists and objects are nested deeper than {MAX_NESTING}"
         else:
             problem = await self._children.run("verify", constraint, path, text)

@@ -50,8 +50,8 @@ class ModelCall:
         sizes: exact sizes of outputs in bytes, where known. Only these outputs can use shared memory.
         wanted: whether a caller still waits for the reply; no retry starts once it returns False. None: always.
         cancellable: whether to forward a cancellation to the predictor, if the transport can.
-        max_bytes: the largest response of ``infer`` in bytes, for transports that can limit a single call; 0 for
-            PredictorSettings.max_response_bytes.
+        max_bytes: the largest response of ``infer`` in bytes, 0 for PredictorSettings.max_response_bytes. A transport
+            that can't limit a single call applies PredictorSettings.max_event_bytes instead.
         check: raises PredictorError for a response after which the call has returned more than it may. None: no limit.
     """
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, ParamSpec, TypeVar
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError, without_folders
 from hf_transformer.protocol.tensors import Malformed, Unwritable, shorten
 from hf_transformer.types.tensors import Tensor
 
@@ -96,8 +96,9 @@ def call_codec(function: Callable[Arguments, Result], *args: Arguments.args, **k
 
 
 def quoted(message: str) -> str:
-    """The predictor's message, shortened for another message: a backend's traceback can be pages long."""
-    return shorten(message.strip() or "no message", 500)
+    """The predictor's message for another message, which clients get: shortened, since a backend's traceback can be
+    pages long, and without the folders that it names."""
+    return without_folders(shorten(message.strip() or "no message", 500))
 
 
 def verified(requested: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:

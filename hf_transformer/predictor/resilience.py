@@ -35,7 +35,7 @@ from hf_transformer.observability.logging import ModelLog
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
-from hf_transformer.predictor.timeouts import SharedTimeouts
+from hf_transformer.predictor.timeouts import ResponseTimeout, SharedTimeouts
 from hf_transformer.types.tensors import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -174,9 +174,6 @@ class Resilience(Predictor):
 
         async def start() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
             responses = self.inner.stream(call)
-            return responses, await next_of(responses)
-
-        async def next_of(responses: AsyncGenerator[Outputs, None]) -> Outputs | None:
             response = await anext(responses, None)
             if response is not None and call.check is not None:
                 try:
@@ -184,22 +181,29 @@ class Resilience(Predictor):
                 except BaseException:
                     await responses.aclose()
                     raise
-            return response
+            return responses, response
 
         generation = self._generation
         responses, response = await self._attempt(start, lambda: True)
         async with aclosing(responses):
-            while response is not None:
-                yield response
-                try:
-                    async with asyncio.timeout(self._timeout):
-                        response = await next_of(responses)
-                except RequestError as error:
-                    self._metrics.predictor_errors.add(1, failures.kind_of(error))
-                    self._count_failure(error, generation)
-                    raise
-                except TimeoutError as exc:
-                    raise self._timeout_error() from exc
+            if response is None:
+                return
+            yield response
+            try:
+                with ResponseTimeout(self._timeout) as waits:
+                    waits.begin()
+                    async for response in responses:
+                        waits.end()
+                        if call.check is not None:
+                            call.check(response)
+                        yield response
+                        waits.begin()
+            except RequestError as error:
+                self._metrics.predictor_errors.add(1, failures.kind_of(error))
+                self._count_failure(error, generation)
+                raise
+            except TimeoutError as exc:
+                raise self._timeout_error() from exc
 
     async def _attempt(self, call: Callable[[], Awaitable[Result]], wanted: Callable[[], bool]) -> Result:
         """The result of one call, with retries, a timeout and the circuit breaker."""
@@ -217,7 +221,8 @@ class Resilience(Predictor):
                         break
                     except RequestError as error:
                         self._count_failure(error, generation)
-                        await self._pause_or_raise(error, retry, deadline, wanted)
+                        if not await self._pause(error, retry, deadline, wanted):
+                            raise
                         retry += 1
         except RequestError as error:
             self._metrics.predictor_errors.add(1, failures.kind_of(error))
@@ -230,27 +235,30 @@ class Resilience(Predictor):
         self._probe_pause = MIN_PROBE_SECONDS
         return result
 
-    async def _pause_or_raise(
-        self, error: RequestError, retry: int, deadline: float, wanted: Callable[[], bool]
-    ) -> None:
-        """Waits for the next attempt: for a pause, or for the open circuit. Raises ``error`` if there is none."""
+    async def _pause(self, error: RequestError, retry: int, deadline: float, wanted: Callable[[], bool]) -> bool:
+        """Waits for the next attempt: for a pause, or for the open circuit. Returns False if there is none.
+
+        It does not raise ``error`` itself, whose traceback would refer to this frame, and so to the error: such a cycle
+        keeps the predictor's answer in memory until a garbage collection.
+        """
         if retry >= self._retries or not isinstance(error, PredictorUnavailable) or error.kind not in failures.RETRIED:
-            raise error
+            return False
         if not wanted():
-            raise error
+            return False
         if self._reason is None:
             pause = self._jitter() * _longest_pause(retry)
             if asyncio.get_running_loop().time() + pause >= deadline:
-                raise error
+                return False
             await self._sleep(pause)
         if self._reason is not None:
             await self._wait_for_circuit(deadline)
         elif not self._withdraw_retry():
             self._metrics.retries_denied.add(1)
-            raise error
+            return False
         if not wanted():
-            raise error
+            return False
         self._metrics.retries.add(1)
+        return True
 
     async def _wait_for_circuit(self, deadline: float) -> None:
         """Waits until the open circuit closes. Raises PredictorUnavailable if it is open for longer than retries last,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hf_transformer.credentials import KeyPair, read_key_pair
+from hf_transformer.credentials import KeyPair, read_key_pair, read_small
 from hf_transformer.errors import ConfigError
 from hf_transformer.predictor.base import PredictorSettings
 
@@ -51,7 +51,7 @@ def _files_in(folders: str) -> list[Path]:
 
 
 def _certificates_in(paths: Sequence[Path], source: str) -> str:
-    texts = [path.read_bytes().decode("ascii", "replace") for path in paths]
+    texts = [read_small(path).decode("ascii", "replace") for path in paths]
     pem = "\n".join(text for text in texts if _BEGIN in text)
     if not pem:
         raise ConfigError(f"no certificate in {source}")

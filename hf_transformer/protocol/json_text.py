@@ -8,7 +8,7 @@ since orjson holds the interpreter's lock. Ordinary requests have few, so a coun
 from __future__ import annotations
 
 import gc
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,9 @@ MAX_NESTING = 200
 """The deepest nesting of lists and objects in a JSON text. Answers repeat values of requests some levels deeper, and
 orjson writes at most 254 levels."""
 SMALL_BYTES = 64 * 1024
-"""The largest text that is parsed without counting, which takes a few milliseconds at worst."""
+"""The largest text that is parsed without exact counts, which takes a few milliseconds at worst."""
+TINY_BYTES = 4 * 1024
+"""The largest text whose parsed form does not count: it takes at most 40 times as many bytes."""
 _CHUNK_BYTES = 256 * 1024
 """The size of a step in counting. The step and its arrays fit into the CPU's cache."""
 _PARTS_PER_TEXT, _EXTRA_PARTS = 16, 10_000
@@ -32,16 +34,12 @@ _PARTS_PER_TEXT, _EXTRA_PARTS = 16, 10_000
 object, two keys, and a list of words or labels."""
 _BYTES_PER_VALUE = 8
 """Bytes of the body limit for each allowed value. A word or a token id with its comma takes about as many."""
-_QUOTE, _COMMA, _COLON, _BRACKET = b'",:['
+_QUOTE, _COMMA, _COLON, _OPENS, _CLOSES, _BACKSLASH, _BLANK = b'",:[]\\ '
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'",:[]{}'))
 _BRACKET_MASK = 0xDF
-"""The bits that the two opening brackets, ``[`` and ``{``, have in common."""
-
-
-_MIDDLE = np.int8(0x5C)
-"""The number between those of ``[`` and ``]``."""
-_NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-_EMPTY_STRING = re.compile(rb'"[^"]*"')
-"""A string, of which only brackets are left."""
+"""The bits that the two kinds of brackets have in common: ``[`` and ``{`` open a level, ``]`` and ``}`` close one."""
+_PLACE_BYTES, _NUMBER_BYTES, _STRING_BYTES, _PART_BYTES = 10, 32, 64, 120
+"""Bytes of a place in a list, of a number, of a string without its characters, and of a list, object or key."""
 
 
 @dataclass(slots=True)  # each V2 request creates one; creating a frozen one takes three times as long
@@ -77,13 +75,32 @@ MAX_ANSWER_BYTES = 2**27
 """The largest JSON of the predictor. Counting a gigabyte would block the event loop for seconds."""
 
 
-def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
-    """The value in a client's JSON text. Raises TooLarge, before parsing, for a text over the limits or MAX_NESTING,
-    and Malformed for invalid JSON or UTF-8."""
-    if len(text) > SMALL_BYTES:
-        check_size(bytes(text), limits)
-    check_nesting(bytes(text), "body")
+def parse_json(text: bytes | memoryview, limits: JsonLimits, hold: Callable[[int], None] | None = None) -> Json:
+    """The value in a client's JSON text. ``hold`` counts the bytes that it takes in addition to its text. Thread-safe.
+
+    Raises TooLarge, before parsing, for a text over the limits or MAX_NESTING, whatever ``hold`` raises, and Malformed
+    for invalid JSON or UTF-8.
+    """
+    size = require_parsable(bytes(text), limits)
+    if hold is not None and size > len(text):
+        hold(size - len(text))
     return parse_unlimited(text)
+
+
+def require_parsable(text: bytes, limits: JsonLimits) -> int:
+    """Returns about the bytes that a client's JSON text takes once it is parsed, 0 for a tiny one. Raises TooLarge for
+    a text over the limits or MAX_NESTING. Thread-safe."""
+    if len(text) <= TINY_BYTES:
+        check_nesting(text, "body")
+        return 0
+    shape = Shape.at_most(text)
+    if len(text) > SMALL_BYTES or shape.depth > MAX_NESTING:
+        shape = Shape.of(text)
+        if len(text) > SMALL_BYTES and (excess := shape.excess(limits)):
+            raise _over(excess)
+        if shape.depth > MAX_NESTING:
+            raise _too_deep("body")
+    return shape.parsed_bytes(text)
 
 
 def parse_answer(text: bytes | memoryview) -> Json:
@@ -125,8 +142,12 @@ def json_object(value: Json) -> dict[str, Any]:
 def check_size(text: bytes, limits: JsonLimits) -> None:
     """Raises TooLarge for a text over the limits."""
     if excess := excess_of(text, limits):
-        flags = "--max_instances, --max_sequences and --max_request_bytes"
-        raise TooLarge("body", *excess, f"the limit follows from {flags}")
+        raise _over(excess)
+
+
+def _over(excess: tuple[str, str]) -> TooLarge:
+    flags = "--max_instances, --max_sequences and --max_request_bytes"
+    return TooLarge("body", *excess, f"the limit follows from {flags}")
 
 
 def check_nesting(text: bytes, path: str) -> None:
@@ -134,18 +155,12 @@ def check_nesting(text: bytes, path: str) -> None:
 
     A text has as many brackets as levels, so most texts need no more than two counts.
     """
-    if text.count(b"[") + text.count(b"{") > MAX_NESTING and nesting_of(text) > MAX_NESTING:
-        raise TooLarge(path, f"lists and objects nested at most {MAX_NESTING} deep")
+    if text.count(b"[") + text.count(b"{") > MAX_NESTING and Shape.of(text).depth > MAX_NESTING:
+        raise _too_deep(path)
 
 
-def nesting_of(text: bytes) -> int:
-    """The depth of the lists and objects of a JSON text, which is exact for valid JSON."""
-    if b"\\" in text:  # as in count_outside_strings
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = _EMPTY_STRING.sub(b"", text.translate(None, _NO_STRUCTURE))
-    # The two kinds of brackets differ in one bit, which the mask removes: [ and { open a level, ] and } close one.
-    steps = _MIDDLE - (np.frombuffer(brackets, np.uint8) & _BRACKET_MASK).astype(np.int8)
-    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+def _too_deep(path: str) -> TooLarge:
+    return TooLarge(path, f"lists and objects nested at most {MAX_NESTING} deep")
 
 
 def check_depth(path: str, value: Json, limits: JsonLimits) -> None:
@@ -169,26 +184,87 @@ def excess_of(text: bytes, limits: JsonLimits) -> tuple[str, str] | None:
 
     For invalid JSON, the count is exact up to the first error, where parsers stop.
     """
-    parts, values = sum(map(text.count, (b"[", b"{", b":"))), text.count(b",")
-    if parts > limits.parts or values > limits.values:  # some may be in strings, such as a prompt with code in it
-        parts, values = count_outside_strings(text)
-    if parts > limits.parts:
-        return f"at most {limits.parts} lists, objects and keys", str(parts)
-    return (f"at most {limits.values} values", str(values)) if values > limits.values else None
+    if Shape.at_most(text).excess(limits) is None:
+        return None
+    return Shape.of(text).excess(limits)  # some may be in strings, such as a prompt with code in it
 
 
-def count_outside_strings(text: bytes) -> tuple[int, int]:
-    """Counts lists, objects and keys, and commas, outside the strings of a JSON text."""
-    if b"\\" in text:  # pairs first, from the left: the third of three backslashes escapes the quote
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    parts = commas = 0
-    open_string = np.False_
-    for start in range(0, len(text), _CHUNK_BYTES):
-        chunk = np.frombuffer(text, np.uint8, min(_CHUNK_BYTES, len(text) - start), start)
-        quotes: Array = chunk == _QUOTE
-        quotes[0] ^= open_string
-        inside: Array = np.bitwise_xor.accumulate(quotes)
-        open_string = inside[-1]
-        parts += int(np.count_nonzero(((chunk & _BRACKET_MASK == _BRACKET) | (chunk == _COLON)) & ~inside))
-        commas += int(np.count_nonzero((chunk == _COMMA) & ~inside))
-    return parts, commas
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The lists, objects and keys (``parts``), the commas and quotes outside strings, and the nesting of a JSON text.
+
+    ``quotes`` includes the quotes around strings. The depth is exact for valid JSON.
+    """
+
+    parts: int
+    commas: int
+    quotes: int
+    depth: int
+
+    @classmethod
+    def at_most(cls, text: bytes) -> Shape:
+        """Counts without regard to strings, which is faster: no number is too small."""
+        opens = text.count(b"[") + text.count(b"{")
+        return cls(opens + text.count(b":"), text.count(b","), text.count(b'"'), opens)
+
+    @classmethod
+    def of(cls, text: bytes) -> Shape:
+        """Counts in steps, on what is left of each step without the characters that are no structure."""
+        parts = commas = quotes = level = depth = 0
+        is_open, escapes = np.False_, False
+        for start in range(0, len(text), _CHUNK_BYTES):
+            chunk = text[start : start + _CHUNK_BYTES]
+            if escapes or b"\\" in chunk:
+                chunk, escapes = _without_escaped(chunk, escapes)
+            kept = np.frombuffer(chunk.translate(None, _NO_STRUCTURE), np.uint8)
+            if not len(kept):
+                continue
+            quoted: Array = kept == _QUOTE
+            quotes += int(np.count_nonzero(quoted))
+            quoted[0] ^= is_open
+            inside: Array = np.bitwise_xor.accumulate(quoted)
+            is_open = inside[-1]
+            outside = ~inside
+            folded = kept & _BRACKET_MASK
+            opens, closes = (folded == _OPENS) & outside, (folded == _CLOSES) & outside
+            opened = int(np.count_nonzero(opens))
+            if opened or closes.any():
+                steps = np.cumsum(opens.view(np.int8) - closes.view(np.int8), dtype=np.int32)
+                depth, level = max(depth, level + int(steps.max())), level + int(steps[-1])
+            parts += opened + int(np.count_nonzero((kept == _COLON) & outside))
+            commas += int(np.count_nonzero((kept == _COMMA) & outside))
+        return cls(parts, commas, quotes, depth)
+
+    def excess(self, limits: JsonLimits) -> tuple[str, str] | None:
+        """The exceeded limit and the count, in words; None within the limits."""
+        if self.parts > limits.parts:
+            return f"at most {limits.parts} lists, objects and keys", str(self.parts)
+        return (f"at most {limits.values} values", str(self.commas)) if self.commas > limits.values else None
+
+    def parsed_bytes(self, text: bytes) -> int:
+        """About the bytes of the parsed text. A string's characters take as many bytes each as its widest one."""
+        characters = len(text)
+        if not text.isascii() or b"\\u" in text:
+            encoded = np.frombuffer(text, np.uint8)
+            characters -= int(np.count_nonzero(encoded & 0xC0 == 0x80))  # bytes that continue a character of UTF-8
+            is_wide = encoded.max() >= 0xF0 or b"\\ud" in text or b"\\uD" in text
+            characters *= 4 if is_wide else 2
+        strings = self.quotes // 2
+        others = max(self.commas - strings, 0)
+        places = self.commas * _PLACE_BYTES
+        return characters + places + strings * _STRING_BYTES + others * _NUMBER_BYTES + self.parts * _PART_BYTES
+
+
+def _without_escaped(chunk: bytes, escapes: bool) -> tuple[bytes, bool]:
+    """Returns a chunk with blanks in place of escaped characters, and whether it ends with a backslash that escapes.
+    ``escapes`` is whether the chunk before did."""
+    characters = np.frombuffer(chunk, np.uint8).copy()
+    places = np.flatnonzero(characters == _BACKSLASH)
+    begins = np.maximum.accumulate(np.where(np.diff(places, prepend=-2) != 1, places, 0))
+    within = places - begins + (begins == 0) * escapes  # every second backslash of a run is escaped
+    escaped = places[within & 1 == 0] + 1
+    ends = bool(len(escaped)) and int(escaped[-1]) == len(chunk)
+    characters[escaped[: len(escaped) - ends]] = _BLANK
+    if escapes:
+        characters[0] = _BLANK
+    return characters.tobytes(), ends

@@ -48,8 +48,11 @@ OUTPUT_KEYS = ("name", "parameters")
 NOTHING = memoryview(b"")
 
 
-def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
-    """The request in a body. Its JSON has ``header_length`` bytes, or is the whole body if that is None.
+def decode_infer_request(
+    body: bytes, header_length: int | None, max_elements: int, hold: Callable[[int], None] | None = None
+) -> InferRequest:
+    """The request in a body. Its JSON has ``header_length`` bytes, or is the whole body if that is None. ``hold`` is
+    that of ``parse_json``.
 
     Raises:
         Malformed: the body breaks the protocol, needs an unsupported extension, or has BYTES that are not UTF-8.
@@ -57,7 +60,7 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
             or the JSON has more parts than such tensors have.
     """
     text, raw = (body, NOTHING) if header_length is None else split_body(memoryview(body), header_length)
-    header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
+    header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements), hold))
     ignored: list[str] = []
     note_unknown(header, REQUEST_KEYS, ignored)
     parameters = _parameters(header) if "parameters" in header else {}

@@ -31,6 +31,8 @@ DEFAULT_TEMPLATE = "This example is {}."
 """The default of transformers' zero-shot-classification pipeline."""
 MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
 """Maximum number of labels per instance, and of characters per hypothesis."""
+MAX_COMMAS = 2 * MAX_LABELS
+"""Maximum number of parts of a string, some of which may be empty, before it is split."""
 INSTANCE = 'a string or {"sequence": string, "candidate_labels": list of strings}'
 SEQUENCE_NAMES = ("sequence", "sequences", "text")
 TRUNCATE_SEQUENCE = Tokenization(only_first=True)
@@ -203,6 +205,8 @@ def read_candidate_labels(value: Json, owner: str) -> tuple[str, ...]:
         TooLarge: the number of labels exceeds MAX_LABELS.
     """
     if isinstance(value, str):
+        if (count := value.count(",") + 1) > MAX_COMMAS:
+            raise TooLarge(f"{owner}.candidate_labels", f"at most {MAX_LABELS} labels", str(count))
         value = [label.strip() for label in value.split(",") if label.strip()]
     if not isinstance(value, list) or not value:
         got = describe(value) if value != [] else "none"

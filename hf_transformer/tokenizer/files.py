@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from hf_transformer.credentials import read_beginning
 from hf_transformer.errors import LoadError
 from hf_transformer.protocol.json_text import JsonLimits, excess_of, parse_unlimited
 from hf_transformer.protocol.tensors import Malformed
@@ -56,19 +56,12 @@ SMALL_FILES = (*SETTINGS_FILES, *VOCABULARY_FILES, *MORE_FILES)
 
 
 def read_file(path: Path, limit: int, flag: str = "") -> bytes:
-    """Reads a regular file of at most ``limit`` bytes. Raises LoadError; ``flag`` sets the limit.
-
-    Anybody may have written the file, and may change it meanwhile. Reading a device or a pipe could never end.
-    """
+    """Reads a regular file of at most ``limit`` bytes. Raises LoadError; ``flag`` sets the limit."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise LoadError(f"{path}: expected a regular file")
-            content = file.read(limit + 1)
-            if len(content) > limit:
-                raise _too_large(path, limit, max(os.fstat(descriptor).st_size, len(content)), flag)
-            return content
+        content = read_beginning(path, limit + 1)
+        if len(content) > limit:
+            raise _too_large(path, limit, max(path.stat().st_size, len(content)), flag)
+        return content
     except FileNotFoundError:
         raise LoadError(f"{path} is missing") from None
     except OSError as exc:

@@ -11,6 +11,7 @@ import base64
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -409,7 +410,9 @@ def _add_tokens(
 
 def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trust_remote_code: bool) -> LoadedTokenizer:
     try:
-        import transformers
+        # Not ``import transformers``: in a thread that waits while another one imports it, the statement returns the
+        # module as it was before it replaced itself, without AutoTokenizer.
+        transformers = import_module("transformers")
     except ImportError as exc:
         saved = "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         other = f", or save a tokenizer.json there, as {saved} does" if reason == NO_FILE else ""
@@ -417,7 +420,7 @@ def _load_with_transformers(folder: Path, reason: str, *, lower_case: bool, trus
             f"transformers has to load the tokenizer in {folder} ({reason})",
             f": {install_command('transformers')} (the slim image has none){other}",
         ) from exc
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
+    transformers.utils.logging.set_verbosity_error()
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}
     options |= {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
     try:

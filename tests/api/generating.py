@@ -24,7 +24,7 @@ from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Models, Service
 from hf_transformer.app.application import gateway, starlette_app
-from hf_transformer.core.limits import Admission
+from hf_transformer.core.limits import Admission, Limits
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from hf_transformer.generation.model import GenerativeModel
@@ -37,6 +37,7 @@ from hf_transformer.generation.types import (
     Step,
     TokenScore,
 )
+from hf_transformer.generation.verification import Verifier
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.server.asgi import AsgiApplication
@@ -101,6 +102,8 @@ class ServedModel:
     chats: bool = True
     task: type[TextGeneration] = TextGeneration
     timing: bool = True
+    limits: Limits = LIMITS
+    verifier: Verifier | None = None
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of()
@@ -123,7 +126,7 @@ class ServedModel:
             Admission(100, 2**20, self.metrics),
             self.metrics,
             2**20,
-            LIMITS,
+            self.limits,
             OpenStreams(),
             server_timing=self.timing,
         )
@@ -147,6 +150,7 @@ class ServedModel:
             task=self.made_task,
             max_length=256,
             metrics=self.metrics.of("gpt2"),
+            verifier=self.verifier,
         )
 
     def script(self, prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from hf_transformer.errors import FieldError, InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import PROMPT, ServedModel, answer_of, application, post, served_model
+from tests.generation.scripted import LIMITS
 from tests.integration.api.grpc_model import ScriptedModel, raising, service_of, serving, status_of
 from tests.integration.api.grpc_model import request as grpc_request
 from tests.support.configuring import config
@@ -24,7 +26,7 @@ OPENAI, V1, V2 = "/openai/v1", "/v1/models/gpt2", "/v2/models/gpt2"
 COMPLETION = {"model": "gpt2", "prompt": PROMPT}
 CHAT = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi"}]}
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
-BACKEND = [{**TENSOR, "name": "text_input"}, {**TENSOR, "name": "stop_words", "shape": [17], "data": [""] * 17}]
+BACKEND = [{**TENSOR, "name": "text_input"}, {**TENSOR, "name": "stop_words", "data": ["x" * 1001]}]
 SAMPLING = {"sampling_parameters": '{"top_p": 9}'}
 
 CASES: list[tuple[str, Any, int, str]] = [
@@ -47,7 +49,7 @@ CASES: list[tuple[str, Any, int, str]] = [
     (f"{V1}:tokenize", {"instances": [7]}, 400, "instances[0]"),
     (f"{V1}:detokenize", {"instances": [[10**6]]}, 400, "instances[0]"),
     (f"{V2}/infer", {"inputs": [TENSOR], "parameters": {"top_k": "x"}}, 400, "parameters.top_k"),
-    (f"{V2}/infer", {"inputs": BACKEND}, 413, "stop_words"),
+    (f"{V2}/infer", {"inputs": BACKEND}, 413, "inputs[1].shape"),
     (f"{V2}/infer", {"inputs": BACKEND[:1], "outputs": [{"name": "text_output"}, {"name": "x"}]}, 400, "outputs"),
     (f"{V2}/generate", {"text_input": PROMPT, "max_tokens": 0}, 400, "max_tokens"),
     (f"{V2}/generate", {"text_input": PROMPT, "parameters": {"random_seed": "x"}}, 400, "parameters.random_seed"),
@@ -85,6 +87,11 @@ async def test_every_endpoint_names_the_field_whatever_the_message(
     wording: str, made: ServedModel, url: str, body: Any, status: int, path: str
 ) -> None:
     assert_path(await answer_of(made, url, body, status), path)
+
+
+async def test_a_tensor_within_the_limit_of_elements_is_named_as_its_parameter(wording: str) -> None:
+    async with served_model(limits=replace(LIMITS, max_sequences=17)) as made:
+        assert_path(await answer_of(made, f"{V2}/infer", {"inputs": BACKEND}, 413), "stop_words")
 
 
 @pytest.mark.parametrize(

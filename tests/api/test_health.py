@@ -175,6 +175,13 @@ FOREIGNERS: list[tuple[str, str, str, str]] = [
         ("openai", "POST", f"/openai/deployments/gpt2/{path}", "Azure's deployments are models: the base_url of")
         for path in ("chat/completions", "completions", "embeddings", "audio/transcriptions", "images/generations")
     ],
+    ("openai", "GET", "/openai/v1/engines", "/v1/models lists the models"),
+    ("openai", "GET", "/deployments", "/v1/models lists the models"),
+    ("openai", "POST", "/v1/load_lora_adapter", "the adapters are those of --adapters"),
+    ("openai", "POST", "/v1/unload_lora_adapter", "the adapters are those of --adapters"),
+    ("openai", "POST", "/v1beta/models/gemini:generateContent", "/openai/v1/chat/completions answers chats"),
+    ("openai", "POST", "/v1beta/models/gemini:streamGenerateContent", "/openai/v1/chat/completions answers chats"),
+    ("openai", "POST", "/v1beta/models/gemini:embedContent", "/openai/v1/embeddings returns"),
     ("openai", "GET", "/tokenizer_info", "/v1/models/NAME/info describes a model"),
     ("openai", "POST", "/completion", "/openai/v1/completions and"),
     ("ollama", "POST", "/api/chat", "/openai/v1/chat/completions answers chats"),
@@ -190,6 +197,7 @@ FOREIGNERS: list[tuple[str, str, str, str]] = [
     ("cohere", "POST", "/v2/chat", "/openai/v1/chat/completions answers chats"),
     ("cohere", "POST", "/v1/chat", "/openai/v1/chat/completions answers chats"),
     ("cohere", "POST", "/v1/tokenize", "the routes are /tokenize"),
+    ("nvidia", "POST", "/v1/retrieval/nvidia/rerank-qa/reranking", "/v1/ranking ranks passages"),
     ("voyage", "POST", "/v1/multimodalembeddings", "the models read texts: /openai/v1/embeddings"),
 ]
 
@@ -218,7 +226,7 @@ async def test_a_route_of_another_server_has_a_hint_in_its_form(
         case "cohere":
             assert body.keys() == {"message"}
             message = body["message"]
-        case "voyage":
+        case "voyage" | "nvidia":
             message = body["detail"]
         case _:
             assert body.keys() == {"error"}

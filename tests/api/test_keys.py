@@ -18,6 +18,7 @@ from hf_transformer.api.auth import CONTROL_KEYS, CONTROL_PATH, ApiKeys
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.app.application import gateway_settings
 from hf_transformer.app.wiring import load_model
+from hf_transformer.credentials import MAX_FILE_BYTES, read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
@@ -50,9 +51,10 @@ REFUSED = 'hf_transformer_requests_total{api="keys",model_name="",status="401"}'
         ("schlüssel\n".encode(), "line 1"),
         (b"a" * 1025, "line 1"),
         (b"\xff\xfe", "UTF-8"),
+        (b"#" * (MAX_FILE_BYTES + 1), "can't be read: expected at most 4194304 bytes"),
         (None, "can't be read: No such file"),
     ],
-    ids=["nothing", "comment", "space", "umlaut", "long", "no text", "no file"],
+    ids=["nothing", "comment", "space", "umlaut", "long", "no text", "large", "no file"],
 )
 def test_key_files_without_valid_keys_are_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "keys"
@@ -61,6 +63,20 @@ def test_key_files_without_valid_keys_are_refused(tmp_path: Path, content: bytes
     with pytest.raises(ConfigError, match=f"^--api_keys_file={path}: .*{says}") as caught:
         ApiKeys(str(path))
     assert "with space" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_a_file_without_an_end_has_no_keys(tmp_path: Path, kind: str) -> None:
+    """The service reads the file again when it changes, and would wait for ever."""
+    path = tmp_path / "keys"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=f"^--api_keys_file={path}: can't be read: expected a regular file"):
+        ApiKeys(str(path))
+    with pytest.raises(ConfigError, match="expected a regular file"):
+        read_key_pair(str(path), str(path))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from hf_transformer.api.call import path_pattern
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.app.application import gateway, starlette_app
 from hf_transformer.config.options import MODEL_NAME
@@ -32,3 +33,10 @@ async def test_a_name_can_not_have_the_path_of_another_route(made: ServedModel) 
         with pytest.raises(ValueError, match="a/b"):
             MODEL_NAME.read(f"a/b{end}")
     assert MODEL_NAME.read("a/b") == "a/b"
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r", "/", "\0"], ids=["path", "line", "return", "slash", "nul"])
+def test_a_path_ends_with_its_template(end: str) -> None:
+    """A proxy in front may compare the whole path."""
+    match = path_pattern("/v2/repository/models/{model}/load").match(f"/v2/repository/models/a/b/load{end}")
+    assert (match is not None) == (not end)

@@ -487,6 +487,8 @@ HELD: list[tuple[dict[str, Any], list[str]]] = [
     ({"content": [{"type": "refusal", "refusal": "Paris."}]}, []),
     ({"tool_calls": [{**CALLED, "index": 0, "extra_content": {"x": "SECRET"}}]},
      ["messages.tool_calls.index", "messages.tool_calls.extra_content"]),
+    ({"tool_calls": [{**CALLED, "function": {"name": "weather", "arguments": "{}", "parsed_arguments": "SECRET"}}]},
+     ["tool_calls.function.parsed_arguments"]),
 ]  # fmt: skip
 
 
@@ -502,6 +504,33 @@ async def test_fields_that_an_assistant_s_message_may_hold_are_noted(fields: dic
             status, headers = await exchange.head()
         assert status == 200 and headers.get("x-ignored-parameters", "") == ", ".join(noted)
         assert asked(made) == expected and "SECRET" not in expected
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [{"reasoning_content": "x"}, {"reasoning": "x"}, {"reasoning_details": []}, {"thinking_blocks": [{}]}],
+    ids=lambda fields: ",".join(fields),
+)
+async def test_a_message_of_thoughts_alone_has_an_empty_content(thoughts: dict[str, Any]) -> None:
+    """A server answers so when max_tokens ends the thoughts."""
+    unknown = f"messages[0].{next(iter(thoughts))}"
+    async with served_model(template="{{ messages[0].content is string }} {{ messages[0].content | length }}") as made:
+        for content in (None, [{"type": "thinking", "thinking": "x"}]):
+            await chat(made, messages=[{"role": "assistant", "content": content, **thoughts}])
+            assert asked(made) == "True 0"
+        assert (await refused(made, messages=[{"role": "user", **thoughts}]))[1] in ("messages[0].content", unknown)
+    for message in ({"role": "assistant"}, {"role": "assistant", "content": None, "parsed": None}):
+        async with served_model() as made:
+            assert (await refused(made, messages=[message]))[1] == "messages[0].content"
+
+
+async def test_errors_count_the_parts_of_thoughts() -> None:
+    async with served_model() as made:
+        parts = [{"type": "thinking", "thinking": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
+        assert (await refused(made, messages=[{"role": "assistant", "content": parts}]))[1] == "messages[0].content[1]"
+        thought_and_refusal = {"role": "assistant", "content": parts[:1], "refusal": "No."}
+        await chat(made, messages=[thought_and_refusal])
+        assert "No." in asked(made)
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])

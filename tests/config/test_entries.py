@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.config.entries import ModelEntries
+from hf_transformer.app.models import watched_files
+from hf_transformer.config import entries
+from hf_transformer.config.entries import MAX_MODELS, ModelEntries, read_repository
 from hf_transformer.config.option import options_of
 from hf_transformer.config.options import Config, all_options, parse_config
 from hf_transformer.errors import ConfigError
@@ -93,12 +95,37 @@ BOMBS = {
     "aliases": MERGING + "- *a0\n" * 60_000,
     "itself": "- &a {<<: *a, model_name: a}\n",
     "each-other": "- &a {model_name: a, <<: &b {<<: *a}}\n",
+    "lists": f"- {{model_name: a, aliases: &a [{', '.join(f'n{n}' for n in range(1000))}]}}\n"
+    + "".join(f"- {{model_name: m{n}, aliases: *a}}\n" for n in range(500)),
+    "texts": f"- {{model_name: a, model_dir: &a {'x' * 100_000}}}\n"
+    + "".join(f"- {{model_name: m{n}, model_dir: *a}}\n" for n in range(500)),
+    "lists-of-lists": "- &a0 [x, y]\n" + "".join(f"- &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)),
+    "list-of-itself": "- {model_name: a, aliases: &a [*a]}\n",
 }
 
 
 @pytest.mark.parametrize("name", [*BOMBS])
 def test_mappings_that_multiply_are_refused(tmp_path: Path, name: str) -> None:
-    assert re.search("expected (at most 100000 settings|a mapping that does not merge)", refusal(tmp_path, BOMBS[name]))
+    expected = (
+        "expected (at most (100000 settings|1000 models)|flags and their values|a .* that does not contain itself)"
+    )
+    assert re.search(expected, refusal(tmp_path, BOMBS[name]))
+
+
+def test_a_file_has_a_limited_number_of_models(tmp_path: Path) -> None:
+    text = "\n".join(f"- {{model_name: m{n}}}" for n in range(MAX_MODELS))
+    assert len(read_text(tmp_path, text)[0]) == MAX_MODELS
+    assert "expected at most 1000 models, got 1001" in refusal(tmp_path, f"{text}\n- {{model_name: a}}")
+
+
+def test_a_repository_has_a_limited_number_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "MAX_MODELS", 2)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "vocab.txt").write_text("[UNK]")
+    with pytest.raises(ConfigError, match="expected at most 2 models, got 3"):
+        read_repository(str(tmp_path))
 
 
 @pytest.mark.parametrize("ascii", [True, False])
@@ -391,3 +418,18 @@ def test_an_entry_without_a_predictor_needs_no_host(tmp_path: Path) -> None:
     configs, warnings = ModelEntries([f"--models={path}"], {}).read()
     assert [(one.predictor_protocol, one.predictor_host) for one in configs] == [("none", ""), ("v2", "triton")]
     assert warnings == []
+
+
+def test_links_to_themselves_are_neither_files_nor_folders(tmp_path: Path) -> None:
+    """One of them in a folder stopped the changes of all models."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for link in (tmp_path / "loop", folder / "loop", folder / "vocab.txt"):
+        link.symlink_to(link)
+    (folder / "1_folder").symlink_to(folder)
+    assert watched_files(str(tmp_path)) == [
+        *(str(tmp_path), str(folder)),
+        *(str(folder / "config.json"), str(folder / "1_folder" / "config.json")),
+    ]
+    assert read_repository(str(tmp_path)) == ([], [f"{folder} is not served: no tokenizer files"])

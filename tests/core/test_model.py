@@ -139,13 +139,16 @@ async def test_ready_asks_the_predictor_with_the_health_check_alone() -> None:
             await served.model.require_ready()
             served.predictor.ready = False
             if check_health:
-                assert "the predictor does not have 'm'" in await served.unready()
+                assert "the predictor does not have 'm'" in await served.unready() and served.model.lost == ""
             else:
                 await served.model.require_ready()
+                await served.model.check_predictor()
+                assert "the predictor does not have 'm'" in served.model.lost
             assert served.shown_ready() is not check_health
             served.predictor.ready = True
             await served.model.require_ready()
-            assert served.shown_ready()
+            await served.model.check_predictor()
+            assert served.shown_ready() and served.model.lost == ""
 
 
 async def test_concurrent_checks_share_one() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from hf_transformer.errors import TooLarge, TooManyRequests
+from hf_transformer.errors import TooLarge, TooManyRequests, Unavailable
 from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint
 from tests.generation.hostile_constraints import COMPILED
@@ -81,6 +81,15 @@ async def test_a_killed_process_is_replaced(victim: Callable[[int], int]) -> Non
         assert await pool.run("verify", ORDINARY, "", '{"a": 1}') == ""
 
 
+async def test_a_request_gets_503_while_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ChildPool(1) as pool:
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", "/nowhere")
+            with pytest.raises(Unavailable, match="child process"):
+                await pool.run("compile", ORDINARY, "")
+        await pool.run("compile", ORDINARY, "")
+
+
 async def test_a_child_takes_a_limited_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_transformer.generation.children.TASKS_PER_CHILD", 3)
     async with ChildPool(1) as pool:
@@ -116,6 +125,43 @@ async def test_a_child_opens_no_file_and_no_socket_and_is_the_first_victim_of_lo
         limits = proc(child, "limits").splitlines()
         assert [line.split()[3] for line in limits if line.startswith("Max open files")] == ["0"]
         assert proc(child, "oom_score_adj") == "1000\n"
+
+
+CHAINS = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from hf_transformer.errors import TooLarge
+from hf_transformer.generation.children import ChildPool
+from hf_transformer.generation.constraint import Constraint
+from hf_transformer.generation.grammars import byte_tokenizer, compile_grammar
+
+async def compiles(pool, depth):
+    parts = {f"p{n}": {"properties": {"a": {"$ref": f"#/$defs/p{n + 1}"}}} for n in range(depth)}
+    chain = Constraint.of("json_schema", {"$ref": "#/$defs/p0", "$defs": {**parts, f"p{depth}": {}}})
+    try:
+        await pool.run("compile", chain, "")
+    except TooLarge:
+        return False
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(compile_grammar, byte_tokenizer(), chain, "").result()
+    return True
+
+async def main():
+    async with ChildPool(1, seconds=20) as pool:
+        print([await compiles(pool, depth) for depth in (20, 60, 200, 400, 600, 900, 1000)])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", ["unlimited", "8192"])
+def test_what_a_child_compiles_fits_into_the_stack_of_a_thread(kilobytes: str) -> None:
+    """Each reference of a chain takes some kilobytes of the stack."""
+    command = ["sh", "-c", f'ulimit -S -s {kilobytes} && exec "$0" -c "$1"', sys.executable, CHAINS]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("[True, True, ") and done.stdout.endswith(", False]\n")
 
 
 PROGRAM = """

@@ -73,7 +73,9 @@ def _generation(model: str) -> Iterator[Route]:
 
 
 def _embedding(model: str) -> Iterator[Route]:
-    yield from _named(model, "/openai/v1/embeddings", "/embeddings", "/v1/embeddings", input="x")
+    yield from _named(
+        model, "/openai/v1/embeddings", "/embeddings", "/v1/embeddings", "/infinity/embeddings", input="x"
+    )
     yield from _named(model, "/embed", "/embed_all", "/embed_sparse", inputs="x")
     yield from _named(model, "/similarity", inputs={"source_sentence": "x", "sentences": ["y"]})
     yield from _named(model, "/v1/embed", "/v2/embed", texts=["x"], input_type="search_query")
@@ -84,7 +86,7 @@ def _embedding(model: str) -> Iterator[Route]:
 
 
 def _reranking(model: str) -> Iterator[Route]:
-    yield from _named(model, "/openai/v1/rerank", "/rerank", "/v1/rerank", "/v2/rerank", **QUERY)
+    yield from _named(model, "/openai/v1/rerank", "/rerank", "/v1/rerank", "/v2/rerank", "/infinity/rerank", **QUERY)
     yield from _named(model, "/rerank", query="Who cooks?", texts=["They cook dinner."])
     yield from _named(model, "/v1/ranking", query={"text": "Who cooks?"}, passages=[{"text": "They cook dinner."}])
     yield from _named(model, "/score", "/v1/score", text_1="Who cooks?", text_2="They cook dinner.")

@@ -123,8 +123,8 @@ GENERATIVE = ("text_generation", "text2text_generation")
 CONTROL = ("v2RepositoryLoad", "v2RepositoryUnload")
 """Operations that need --enable_model_control."""
 NEEDS = {
-    "openaiEmbeddings": ("text_embedding",),
-    "openaiRerank": ("rerank",),
+    **dict.fromkeys(("openaiEmbeddings", "infinityEmbeddings"), ("text_embedding",)),
+    **dict.fromkeys(("openaiRerank", "infinityRerank"), ("rerank",)),
     **dict.fromkeys(("embeddings", "v1Embeddings", "v1Embed", "v2Embed"), ("text_embedding",)),
     **dict.fromkeys(("contextualizedEmbeddings", "teiEmbed", "teiSimilarity"), ("text_embedding",)),
     **dict.fromkeys(("rerank", "v1Rerank", "v2Rerank", "ranking", "score", "v1Score"), ("rerank",)),

@@ -237,7 +237,7 @@ def test_routes_of_the_server_list_models_and_extensions(serve: Serve) -> None:
     assert about["version"][0].isdigit()
     for path, answer in (
         ("/", {"status": "alive"}),
-        ("/v1/models", {"models": ["bert"]}),
+        ("/v1/models", {"models": ["bert"], **client.get("/openai/v1/models").json()}),
         ("/v2/models/bert/ready", {"name": "bert", "ready": True}),
         ("/v2/health/live", {"live": True}),
         ("/v2/health/ready", {"ready": True}),

@@ -256,7 +256,8 @@ def test_changes_of_the_file_are_applied_without_a_wrong_answer(
 
             path.write_text("- model_name: [")
             assert poll(lambda: "errors" in service.client.get("/info").json(), CHANGE_SECONDS)
-            assert "is not YAML: line" in service.client.get("/info").json()["errors"][str(path)]
+            [(flag, error)] = service.client.get("/info").json()["errors"].items()
+            assert flag == "--models" and error.startswith(f"{path.name} is not YAML: line"), "without the folder"
             assert service.metric("hf_transformer_model_entries_valid") == 0
             assert service.predict(["Anna lives in Berlin."], model="ner")
 
@@ -378,6 +379,7 @@ def test_a_client_s_error_names_no_folder_of_the_server(serve: Serve, triton: Lo
     entries.append(
         {"model_name": "template", "model_dir": str(REPOSITORY / "gpt2"), "chat_template": f"{home}/x.jinja"}
     )
+    entries.append({"model_name": "hub", "model_id": f"{home}/a model"})
     with several(serve, triton, tmp_path / "models.json", entries) as service:
         for item in entries:
             name = item["model_name"]
@@ -396,7 +398,8 @@ def test_a_client_s_error_names_no_folder_of_the_server(serve: Serve, triton: Lo
             assert f"model {name!r} can't be loaded" in service.log
         for name in ("json", "array", "absent"):
             assert str(home / name) in service.log
-        assert str(tmp_path) not in service.client.get("/v2/health/ready").text
+        for path in ("/v2/health/ready", "/info"):
+            assert str(tmp_path) not in service.client.get(path).text
 
 
 @contextmanager
@@ -506,7 +509,7 @@ def test_a_moved_alias_and_a_renamed_model_answer_all_the_time(
                 ([bert | {"model_name": "live", "predictor_model": "bert"}], ["live"]),
             ):
                 write(path, entries)
-                assert poll(lambda n=names: service.client.get("/v1/models").json()["models"] == n, CHANGE_SECONDS)  # type: ignore[misc]
+                assert poll(lambda e=names: service.client.get("/v1/models").json()["models"] == e, CHANGE_SECONDS)  # type: ignore[misc]
                 assert poll(lambda n=names[0]: answers(service, n, FILL) == ["paris"], CHANGE_SECONDS)  # type: ignore[misc]
         finally:
             ended.set()
@@ -548,19 +551,27 @@ def test_a_folder_that_is_copied_or_broken_leaves_the_service_ready(
             assert poll(lambda: answers(service, "bert", FILL) == 404, CHANGE_SECONDS)
 
 
-def test_a_model_that_triton_loses_is_named(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [True, False], ids=["health_check", "default"])
+def test_a_model_that_triton_loses_is_named(counts: bool, serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
     """With the health check a model that was ready counts; without it, its requests fail and readiness stays."""
     serve.load("bert_int32")
     lost = {"model_name": "lost", "model_dir": str(REPOSITORY / "bert"), "predictor_model": "bert_int32"}
-    flags = ("--enable_predictor_health_check=true", "--predictor_check_seconds=1")
+    flags = (f"--enable_predictor_health_check={str(counts).lower()}", "--predictor_check_seconds=1")
     try:
         with several(serve, triton, tmp_path / "models.json", [*entries_of("fill_mask"), lost], *flags) as service:
             service.wait_until("/v2/health/ready")
             unload = f"http://{triton.http_address}/v2/repository/models/bert_int32/unload"
             httpx.post(unload, timeout=60.0, trust_env=False).raise_for_status()
-            service.wait_until("/v2/health/ready", 503)
-            assert unserved(service, "lost") > 0 and unserved(service, "bert") == 0
-            assert told(service, "lost")["since"] and "counts" not in told(service, "lost")
+            assert poll(lambda: unserved(service, "lost") > 0, CHANGE_SECONDS)
+            service.wait_until("/v2/health/ready", 503 if counts else 200)
+            assert unserved(service, "bert") == 0
+            found = told(service, "lost")
+            assert found["since"] and "counts" not in found and found["ready"] is not counts
+            assert "does not have 'bert_int32'" in found["reason"] and "(--predictor_model)" in found["reason"]
             assert answers(service, "bert", FILL) == ["paris"] and answers(service, "lost", FILL) == 503
+            serve.forget("bert_int32")
+            serve.load("bert_int32")
+            assert poll(lambda: unserved(service, "lost") == 0, CHANGE_SECONDS)
+            assert "reason" not in told(service, "lost") and answers(service, "lost", FILL) == ["paris"]
     finally:
         serve.forget("bert_int32")

@@ -200,14 +200,16 @@ def test_vertex_answers_each_body_by_the_kind_of_the_model(serve: Serve) -> None
 
 
 def test_bodies_of_vertex_share_the_limits_of_a_request(serve: Serve) -> None:
-    service = serve("minibert_mean", "v2", "--max_instances=4", "--max_sequences=4", "--max_answer_values=20")
+    service = serve("minibert_mean", "v2", "--max_answer_values=20")
     one = {"inputs": TEXTS[0]}
     assert len(answer(service, "/vertex", {"instances": [one]})["predictions"]) == 1
     # Either body may be the one that exceeds the limit, since they run at the same time.
     says = ("instances[", "].inputs: expected at most 20 values in an answer (--max_answer_values), got about 24")
     refused(service, "/vertex", {"instances": [one] * 2}, 413, "Validation", *says)
+    few = serve("minibert_mean", "v2", "--max_instances=4", "--max_sequences=4")
+    assert len(answer(few, "/vertex", {"instances": [{"inputs": TEXTS}] * 2})["predictions"]) == 2
     several = {"instances": [{"inputs": TEXTS}] * 3}
-    refused(service, "/vertex", several, 413, "Validation", "instances: expected at most 4 texts in all", "got 6")
+    refused(few, "/vertex", several, 413, "Validation", "instances[2].inputs: expected at most 4 ", "got 6")
     ranking = {"instances": [{"query": "a", "texts": ["b"]}]}
     refused(service, "/vertex", ranking, 422, "Validation", "instances[0].inputs: expected a text")
 

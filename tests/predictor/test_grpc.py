@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from hf_transformer.errors import (
 )
 from hf_transformer.predictor import failures
 from hf_transformer.predictor import grpc_connections as transport
-from hf_transformer.predictor.base import Destination, ModelCall, Outputs, UnknownRegion
+from hf_transformer.predictor.base import Destination, ModelCall, Outputs, PredictorSettings, UnknownRegion
 from hf_transformer.predictor.grpc import GrpcPredictor
+from hf_transformer.predictor.grpc_connections import GrpcConnections
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.server.memory import held_memory
@@ -201,6 +202,24 @@ async def test_a_response_of_a_stream_and_a_description_have_a_limit_of_their_ow
         with pytest.raises(PredictorError, match="--max_predictor_event_bytes"):
             await anext(stream(client))
         await asyncio.wait_for(handler.cancelled.wait(), 20)
+
+
+async def test_a_generated_text_has_the_limit_of_an_event() -> None:
+    """ModelInfer's own limit is that of large tensors, which other models return over the same connections."""
+    async with serving(ModelInfer=answering(answer(count=2000))) as host, AsyncExitStack() as stack:
+        settings = PredictorSettings("m", host, max_event_bytes=4000)
+        connections = GrpcConnections(settings)
+        client = await stack.enter_async_context(GrpcPredictor(settings, connections))
+        other = await stack.enter_async_context(GrpcPredictor(settings, connections))
+        text = ModelCall([IDS], ["logits"], {}, cancellable=True, max_bytes=100_000)
+        for _ in range(2):
+            with pytest.raises(PredictorError, match="--max_predictor_event_bytes"):
+                await client.infer(text)
+        assert len(await infer(other)) == 2000
+    async with serving(ModelInfer=good) as host, predictor(host) as client:
+        assert values_of((await client.infer(text)).tensors) == [0.5, 0.5]
+    with pytest.raises(PredictorUnavailable):
+        await client.infer(text)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from typing import Any
 
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
-from hf_transformer.predictor.base import ModelCall
+from hf_transformer.predictor.base import ModelCall, Outputs
 from hf_transformer.predictor.resilience import MAX_UNANSWERED, Resilience
 from tests.predictor.scripted import OUTPUTS, FailingPredictor
 from tests.support.polling import until
+from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
 STREAM = ModelCall([], ["n"], {})
@@ -525,6 +529,39 @@ async def test_a_silent_stream_is_a_timeout(responses: list[int | None]) -> None
             numbers.append(int(outputs["n"].data[0]))
     assert numbers == responses[:-1]
     assert harness.inner.events == ["stream", "closed"] and harness.errors("timeout") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"retries": 1}, {"retries": 9, "timeout": 0.0}, {"retries": 9, "budget": -10.0}],
+    ids=["without retries", "the last retry", "no time", "no budget"],
+)
+@pytest.mark.parametrize("wanted", [True, False], ids=["wanted", "unwanted"])
+async def test_an_error_is_freed_with_its_call(options: dict[str, Any], wanted: bool) -> None:
+    """In a cycle with its traceback, it would keep the predictor's answer until a garbage collection."""
+    made, freed = list[str](), list[str]()
+
+    class Down(ScriptedPredictor):
+        async def respond(self, made: RecordedCall) -> Outputs:
+            raise new_error()  # without a local variable, which would be such a cycle
+
+    def new_error() -> RequestError:
+        [error] = down(1)
+        assert isinstance(error, RequestError)
+        made.append(str(error))
+        weakref.finalize(error, freed.append, str(error))
+        return error
+
+    harness = ResilienceHarness(**options)
+    harness.predictor.inner = Down()
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(RequestError):
+            await harness.infer(lambda: wanted)
+        assert made and freed == made
+    finally:
+        gc.enable()
 
 
 async def test_a_slow_reader_is_no_timeout() -> None:

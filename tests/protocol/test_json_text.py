@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,9 @@ from hf_transformer.protocol import json_text
 from hf_transformer.protocol.json_text import (
     MAX_NESTING,
     JsonLimits,
+    Shape,
     check_depth,
     check_size,
-    count_outside_strings,
-    nesting_of,
     parse_answer,
     parse_json,
 )
@@ -43,16 +43,28 @@ def parts_and_commas(value: Any) -> tuple[int, int]:
     return 1 + keys + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(commas for _, commas in inner)
 
 
+def depth(value: Any) -> int:
+    if not isinstance(value, list | dict):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+def counted(text: bytes) -> tuple[int, int]:
+    shape = Shape.of(text)
+    return shape.parts, shape.commas
+
+
 @given(VALUES, st.booleans())
 def test_characters_in_strings_are_not_counted(value: Any, ascii: bool) -> None:
-    assert count_outside_strings(json.dumps(value, ensure_ascii=ascii).encode()) == parts_and_commas(value)
+    assert counted(json.dumps(value, ensure_ascii=ascii).encode()) == parts_and_commas(value)
 
 
 @given(VALUES, st.integers(1, 7))
 def test_strings_may_span_several_chunks(value: Any, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_text, "_CHUNK_BYTES", size)
-        assert count_outside_strings(orjson.dumps(value)) == parts_and_commas(value)
+        assert counted(orjson.dumps(value)) == parts_and_commas(value)
+        assert Shape.of(orjson.dumps(value)).depth == depth(value)
 
 
 def test_code_in_a_prompt_is_accepted() -> None:
@@ -109,12 +121,19 @@ def test_json_nested_too_deeply_is_refused(nested: Callable[[int], bytes], depth
 
 @given(VALUES, st.booleans())
 def test_the_depth_is_that_of_the_value(value: Any, ascii: bool) -> None:
-    def depth(value: Any) -> int:
-        if not isinstance(value, list | dict):
-            return 0
-        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+    assert Shape.of(json.dumps(value, ensure_ascii=ascii).encode()).depth == depth(value)
 
-    assert nesting_of(json.dumps(value, ensure_ascii=ascii).encode()) == depth(value)
+
+@pytest.mark.parametrize("piece", [b'""', b'"[",', b'"\\"",', b"[],"], ids=["empty", "brackets", "escapes", "lists"])
+def test_the_depth_of_a_large_text_takes_few_copies_of_it(piece: bytes) -> None:
+    """A regular expression took 700 MB for 16 MB of quotes."""
+    text = b"[" * 250 + piece * (2**22 // len(piece))
+    tracemalloc.start()
+    try:
+        assert Shape.of(text).depth >= 250
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * len(text) + 2**22
+    finally:
+        tracemalloc.stop()
 
 
 NO_JSON = {

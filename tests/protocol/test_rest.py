@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -155,7 +156,8 @@ def test_two_outputs_of_one_name_are_malformed() -> None:
         (b'{"outputs":{}}', None, "outputs: expected a list of tensors, got an empty object"),
         (b"{}", 3, "Inference-Header-Content-Length: expected at most the 2 bytes of the body, got 3"),
         (b"{}", 1, "body: expected JSON"),
-        (b"[" * 100_000, None, "body: expected JSON"),
+        (b"[" * 150, None, "body: expected JSON"),
+        (b"[" * 100_000, None, "body: expected lists and objects nested at most 200 deep"),
     ],
 )
 def test_malformed_responses_are_refused(body: bytes, length: int | None, message: str) -> None:
@@ -281,6 +283,8 @@ def with_input(**fields: Any) -> dict[str, Any]:
 
 
 N = {"name": "n", "shape": [1]}
+NESTED = json.loads("[" * 150 + "]" * 150)
+"""Lists nested less deep than MAX_NESTING."""
 EXTENSION = "this extension of Triton is not supported"
 WRONG_REQUESTS: list[tuple[Any, str, str]] = [
     ([], "body", "a JSON object, got a list"),
@@ -305,9 +309,9 @@ WRONG_REQUESTS: list[tuple[Any, str, str]] = [
     (with_keys(outputs=[{"name": "a"}, {"name": "a"}]), "outputs[1].name", "a name of its own, got 'a'"),
     (with_output(parameters={"classification": 3}), "outputs[0].parameters", f"got 'classification'; {EXTENSION}"),
     (with_output(parameters={"binary_data": 1}), "outputs[0].parameters.binary_data", "true or false, got a number"),
-    ({"inputs": DEEP}, "inputs[0]", "an object with a name, got a list"),
+    ({"inputs": NESTED}, "inputs[0]", "an object with a name, got a list"),
     # One input
-    ({"inputs": [DEEP]}, "inputs[0]", "an object with a name, got a list"),
+    ({"inputs": [NESTED]}, "inputs[0]", "an object with a name, got a list"),
     ({"inputs": [{"data": ["secret"]}]}, "inputs[0].name", "a string, got null"),
     (with_input(name="x" * 201), "inputs[0].name", "at most 200 characters, got 201"),
     ({"inputs": [{**N, "dtype": "INT64", "data": [1]}]}, "inputs[0].datatype", "UINT8, got null"),
@@ -371,7 +375,7 @@ RAW_SIZE = "parameters.binary_data_size: expected a number of bytes up to the re
     [
         ({"parameters": {"binary_data_size": len(RAW) + 1}}, RAW, f"{RAW_SIZE}, got 16"),
         ({"parameters": {"binary_data_size": -1}}, RAW, f"{RAW_SIZE}, got -1"),
-        ({"parameters": {"binary_data_size": DEEP}}, RAW, RAW_SIZE),
+        ({"parameters": {"binary_data_size": NESTED}}, RAW, RAW_SIZE),
         ({"parameters": {"binary_data_size": 15, "content_type": "np"}}, RAW, "content_type: expected 'str', got 'np'"),
         ({"parameters": {"binary_data_size": 4}, "shape": [1]}, RAW, "got an end within element 0"),
         ({"parameters": {}, "data": ["a", "b"]}, RAW, "body: expected no bytes behind the last tensor, got 15"),
@@ -400,7 +404,11 @@ def test_wrong_raw_inputs_are_refused(changes: Any, raw: bytes, message: str) ->
         ),
         *[
             (body, None, Malformed, "^body: expected JSON in UTF-8; ")
-            for body in (b"", b"{", b'{"inputs":[1e999]}', b'{"id":"\xff"}', b"[" * 40_000)
+            for body in (b"", b"{", b'{"inputs":[1e999]}', b'{"id":"\xff"}', b"[" * 150)
+        ],
+        *[
+            (body, None, TooLarge, "^body: expected lists and objects nested at most 200 deep$")
+            for body in (b"[" * 40_000, dump({"inputs": DEEP}), dump({"inputs": [DEEP]}), dump(with_keys(id=DEEP)))
         ],
         (LISTS, None, TooLarge, "^body: expected at most 42768 lists, objects and keys, got 50004"),
         (b'{"x":{' + b'"a":0,' * 50_000 + b'"a":0}}', None, TooLarge, "lists, objects and keys, got 50004"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -13,11 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.errors import ConfigError, InvalidInput, LoadError, PredictorError
+from hf_transformer.errors import ConfigError, InvalidInput, LoadError, PredictorError, TooLarge
 from hf_transformer.tasks.base import CrossEncoder, Task
 from hf_transformer.tasks.rerank import Rerank, has_sigmoid
 from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function, read_text_or_pair
-from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification, label_ids, split_template
+from hf_transformer.tasks.zero_shot_classification import (
+    ZeroShotClassification,
+    label_ids,
+    read_candidate_labels,
+    split_template,
+)
 from tests.tasks.task_settings import ENCODING, logits, named, settings
 
 THREE = math.log(3)
@@ -305,3 +311,14 @@ def test_a_ranking_has_the_best_text_first() -> None:
 def test_rerank_needs_a_model_with_one_label(config: dict[str, Any]) -> None:
     with pytest.raises(LoadError, match=r"one score per pair.*[23] labels.*--task=sequence_classification"):
         Rerank(settings(config))
+
+
+def test_a_string_of_labels_is_counted_before_it_is_split() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge, match=r"^parameters\.candidate_labels: expected at most 1000 labels, got 200001"):
+            read_candidate_labels("a," * 200_000, "parameters")
+        assert tracemalloc.get_traced_memory()[1] < 500_000  # split, the labels took 14 MB
+    finally:
+        tracemalloc.stop()
+    assert read_candidate_labels(" a ,, b", "parameters") == ("a", "b")

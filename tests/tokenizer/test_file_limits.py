@@ -58,7 +58,7 @@ def test_a_file_without_an_end_is_a_load_error(folder: Path, name: str, kind: st
         os.mkfifo(folder / name)
     else:
         (folder / name).symlink_to("/dev/zero")
-    with pytest.raises(LoadError, match=rf"{name}: expected a regular file$|no tokenizer files"):
+    with pytest.raises(LoadError, match=rf"{name}.*: expected a regular file$|no tokenizer files"):
         load(folder)
 
 

@@ -182,6 +182,20 @@ def test_encoding_does_not_import_transformers(folders: Any, ours: Any) -> None:
     assert done.stdout.splitlines() == [str(ours("bert").encode(["paris"])[0].ids), "[]"]
 
 
+@pytest.mark.slow
+def test_threads_may_import_transformers_at_once(tmp_path: Path) -> None:
+    """As the models of --models are loaded: a thread that waits for another's import got a module without classes."""
+    folder = save(tmp_path / "model", None, settings={"tokenizer_class": "ByT5Tokenizer"}, config={"model_type": "t5"})
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from hf_transformer.tokenizer.tokenizer import load_tokenizer\n"
+        f"load = lambda _: load_tokenizer({str(folder)!r}, {{'model_type': 't5'}}).max_length\n"
+        "print(len(list(ThreadPoolExecutor(6).map(load, range(6)))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "6\n", done.stderr
+
+
 CODE = """
 from transformers import ByT5Tokenizer
 class OwnTokenizer(ByT5Tokenizer):

@@ -37,7 +37,7 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
     tasks, ignored = ("text_embedding",), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=ignored)
     require_representation(model, MULTI_VECTOR)
-    texts, _ = read_texts("input", plain_texts(parameters.get("input")), call.budget, _refuse_ids)
+    texts, _ = read_texts("input", plain_texts(parameters.get("input"), call.budget), call.budget, _refuse_ids)
     options: dict[str, Json] = {"representations": MULTI_VECTOR, **read_truncation(parameters)}
     options |= move_if_present(parameters, "dimensions")
     options |= read_purpose(parameters, "input_type", model)

@@ -21,12 +21,11 @@ from hf_transformer.api.dialects.fields import (
     name_by_alias,
     read_precision,
     read_purpose,
-    read_strings,
     require_representation,
     unit_length,
 )
 from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
-from hf_transformer.api.errors import expect
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField, field_name
 from hf_transformer.api.responses import reply_arrays
@@ -52,9 +51,10 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     inputs = expect(parameters.get("inputs"), list, "inputs", "a list of lists of texts")
     call.budget.few("inputs", inputs)
-    documents = [
-        {"chunks": read_strings(f"inputs[{index}]", chunks, call.budget)} for index, chunks in enumerate(inputs)
-    ]
+    documents = []
+    for index, chunks in enumerate(inputs):  # the task reads them one by one, until the answer has too many values
+        call.budget.few(f"inputs[{index}]", expect_items(chunks, f"inputs[{index}]", "a list of strings"))
+        documents.append({"chunks": chunks})
     options = unit_length(model) | move_if_present(parameters, output_dimension="dimensions")
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
     call.context.field_names = name_by_alias(

@@ -94,6 +94,8 @@ class ActiveCalls:
             if self._timing and context.predict > 0:
                 metadata.append(("server-timing", server_timing(context, self._tokenize_timing).decode()))
             rpc.set_trailing_metadata(tuple(metadata))
+            if (ticket := context.ticket) is not None:  # of a large answer, which gRPC keeps until it is read
+                rpc.add_done_callback(lambda _: ticket.leave())  # type: ignore[arg-type]  # the stub lacks that form
             return response
 
         return grpc.unary_unary_rpc_method_handler(handle)

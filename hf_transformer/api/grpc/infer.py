@@ -10,6 +10,7 @@ from functools import partial
 import grpc
 
 from hf_transformer.api.call import apply_triton_parameters
+from hf_transformer.api.endpoint import UNHELD_BYTES
 from hf_transformer.api.errors import to_request_error
 from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import ensure_request_id
@@ -30,6 +31,9 @@ from hf_transformer.protocol.server_codec import InferRequest, InferResponse, no
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types.request import Context
+
+GRPC_COPIES = 2
+"""Copies of a message until the client has read it: gRPC's own, and the service's."""
 
 
 @contextmanager
@@ -67,7 +71,9 @@ class Inference:
         self._max_send = max_send
 
     async def infer(self, body: bytes, context: Context) -> bytes:
-        """Returns the serialized ModelInferResponse. Raises RequestError."""
+        """Returns the serialized ModelInferResponse. Raises RequestError.
+
+        A large one keeps ``context.ticket``, which the caller releases once the client has read it."""
         if self.closing.is_set():
             raise shutting_down()
         with measured(self.service, context, "ModelInfer"), AdmissionTicket(self.service.admission) as ticket:
@@ -75,7 +81,12 @@ class Inference:
             ticket.enter()
             model, request = self.read(body, context, ticket)
             response = await infer(model, request, context)
-            return self.checked_size(await self.encode(response, request, context))
+            message = self.checked_size(await self.encode(response, request, context))
+        context.ticket = None
+        if len(message) > UNHELD_BYTES:
+            ticket.keep(GRPC_COPIES * len(message))
+            context.ticket = ticket
+        return message
 
     async def encode(
         self, response: InferResponse, request: InferRequest, context: Context, *, final: bool = False
@@ -123,6 +134,7 @@ class StreamedPieces(TextStream):
     """
 
     __slots__ = ("_infer_request", "_outputs", "_version")
+    joins = False  # each piece is a message
 
     def __init__(
         self,

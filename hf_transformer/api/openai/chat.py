@@ -55,8 +55,13 @@ STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts in an assistant's content that the model does not read."""
+THOUGHT_FIELDS = frozenset(("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"))
+"""Fields of an assistant's message without content, whose tokens were all thoughts."""
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
+Delta = tuple[dict[str, Json], Json, str | None]
+"""A change of the message, its log probabilities, and the finish reason."""
+_CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
 Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
@@ -143,7 +148,7 @@ async def render_prompt(
         if name in RESERVED_VARIABLES:
             raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
     return await template.render_off_loop(
-        len(call.body),
+        call.size,
         messages,
         tools=[tool_form(tool) for tool in tools] or None,
         add_generation_prompt=parameters.flag("add_generation_prompt", True),
@@ -213,60 +218,57 @@ def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]],
         note_ignored("messages.annotations", ignored)
     if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type") not in (None, "ephemeral"):
         raise InvalidInput(f"{path}.{CACHE_CONTROL}", '{"type": "ephemeral"}', describe(mark))
-    content = _read_content(message, path, ignored)
-    if content is None and not calls:
-        raise InvalidInput(f"{path}.content", "a string or a list of parts", "nothing")
-    text = _read_text("" if content is None else content, f"{path}.content")
+    text = _read_content(message, path, ignored)
+    if text is None:
+        if not calls and not (role == "assistant" and message.keys() & THOUGHT_FIELDS):
+            raise InvalidInput(f"{path}.content", "a string or a list of parts", "nothing")
+        text = ""
     rendered: dict[str, Json] = {"role": ROLES[role], "content": text}
     for name in STRINGS:
         if name in message:
             rendered[name] = expect(message[name], str, f"{path}.{name}", "a string")
-    if tool_calls := _read_calls(
-        calls, f"{path}.tool_calls", functions, ignored
-    ):  # some templates only test for the key
+    tool_calls = _read_calls(calls, f"{path}.tool_calls", functions, ignored)
+    if tool_calls:  # some templates only test for the key
         rendered["tool_calls"] = tool_calls
     return rendered
 
 
-def _read_content(message: Mapping[str, Json], path: str, ignored: list[str]) -> Json:
-    """Returns the content of a message. An assistant's refusal may replace the content, or be a part of it. The parts
-    of an assistant's thoughts have no effect."""
-    content, refusal = message.get("content"), message.get("refusal")
-    if message["role"] == "assistant" and isinstance(content, list):
-        parts = []
-        for part in content:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind in THOUGHTS:
-                note_ignored(f"messages.content.{kind}", ignored)
-            else:
-                parts.append({"type": "text", "text": part.get("refusal")} if kind == "refusal" else part)
-        content = parts
+def _read_content(message: Mapping[str, Json], path: str, ignored: list[str]) -> str | None:
+    """Returns the content of a message as text, None without one. An assistant's refusal may replace the content."""
+    content, refusal, is_assistant = message.get("content"), message.get("refusal"), message["role"] == "assistant"
+    text = None if content is None else _read_text(content, f"{path}.content", ignored if is_assistant else None)
     if refusal is None:
-        return content
+        return text
     expect(refusal, str, f"{path}.refusal", "a string")
-    if message["role"] != "assistant":
+    if not is_assistant:
         raise InvalidInput(f"{path}.refusal", "no refusal", "a string", "only the assistant refuses")
-    if content in (None, "", []):
-        return refusal
-    if refusal:
+    if text and refusal:
         raise InvalidInput(f"{path}.refusal", "a content or a refusal", "both")
-    return content
+    return text or refusal
 
 
-def _read_text(content: Json, path: str) -> str:
-    """Returns a content as text, with its parts on separate lines. Raises InvalidInput for a part that is not text."""
+def _read_text(content: Json, path: str, ignored: list[str] | None) -> str:
+    """Returns a content as text, with its parts on separate lines.
+
+    ``ignored`` is given for an assistant's content, which may have refusals, and thoughts, which have no effect; it
+    gets their types. Raises InvalidInput for a part that is not text.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidInput(path, "a string or a list of parts", describe(content))
     texts = []
     for index, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else None
-            got = f"the type {kind[:40]!r}" if isinstance(kind, str) and kind != "text" else describe(part)
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        if ignored is not None and kind in THOUGHTS:
+            note_ignored(f"messages.content.{kind}", ignored)
+            continue
+        field = "refusal" if ignored is not None and kind == "refusal" else "text"
+        if not isinstance(part, dict) or kind != field or not isinstance(part.get(field), str):
+            got = f"the type {kind[:40]!r}" if isinstance(kind, str) and kind != field else describe(part)
             expected = 'a part {"type": "text", "text": string}'
             raise InvalidInput(f"{path}[{index}]", expected, got, "the model reads text only")
-        texts.append(part["text"])
+        texts.append(part[field])
     return "\n".join(texts)
 
 
@@ -283,6 +285,8 @@ def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]], i
         known = {name: member for name, member in without_nulls(call).items() if name in CALL}
         calls.append(in_order(known | {"function": functions[key]}, CALL))
         note_unknown((f"messages.tool_calls.{name}" for name in call if name not in CALL), (), ignored)
+        more = (f"tool_calls.function.{name}" for name in function if name not in functions[key])
+        note_unknown(more, (), ignored)
     return calls
 
 
@@ -383,21 +387,24 @@ class ChatAnswer(GeneratedAnswer):
             "finish_reason": parser.reason(whole.finish),
         }
 
-    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """Renders a piece. A choice's first chunk has the role; its last chunk has only the finish reason."""
-        chunks: list[Json] = []
+    def choices(self, index: int, piece: Piece) -> Sequence[bytes]:
+        return [_choice(index, *delta) for delta in self.deltas(index, piece)]
+
+    def deltas(self, index: int, piece: Piece) -> Sequence[Delta]:
+        """Converts a piece. A choice's first delta has the role; its last one has only the finish reason."""
+        deltas: list[Delta] = []
         parser = self._parsers.get(index)
         if parser is None:
             parser = self._parsers[index] = self._make_parser()
-            chunks.append(_chunk(index, {"role": "assistant", "content": ""}))
+            deltas.append(({"role": "assistant", "content": ""}, None, None))
         content, calls = parser.add(piece.text, is_last=piece.finish is not None)
         if content or piece.tokens:
-            chunks.append(_chunk(index, {"content": content}, self._logprobs(piece.tokens) if piece.tokens else None))
-        chunks += [_chunk(index, {"tool_calls": [call]}) for call in calls]
+            deltas.append(({"content": content}, self._logprobs(piece.tokens) if piece.tokens else None, None))
+        deltas += [({"tool_calls": [call]}, None, None) for call in calls]
         if piece.finish is not None:
-            chunks.append(_chunk(index, {}, finish=parser.reason(piece.finish)))
+            deltas.append(({}, None, parser.reason(piece.finish)))
             del self._parsers[index]
-        return chunks
+        return deltas
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> Json:
         if self._request.sampling.logprobs is None:
@@ -406,8 +413,11 @@ class ChatAnswer(GeneratedAnswer):
         return {"content": content, "refusal": None}
 
 
-def _chunk(index: int, delta: Json, logprobs: Json = None, finish: str | None = None) -> Json:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+def _choice(index: int, delta: dict[str, Json], logprobs: Json, finish: str | None) -> bytes:
+    """Serializes the choice of a chunk. One with text alone is a template with only what changes."""
+    if len(delta) == 1 and logprobs is None and "content" in delta:
+        return _CONTENT % (index, orjson.dumps(delta["content"]))
+    return orjson.dumps({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
 
 
 def _token(token: TokenText) -> dict[str, Json]:

@@ -138,7 +138,7 @@ def read_query(
             raise InvalidInput(path, "text", "token ids", hint)
         return {"token_ids": ids}
 
-    texts, single = read_texts("input", plain_texts(parameters.get("input")), budget, read_ids)
+    texts, single = read_texts("input", plain_texts(parameters.get("input"), budget), budget, read_ids)
     if parameters.flag(LATE_CHUNKING, False):
         if "representations" in parameters:
             raise InvalidInput("representations", f"no value beside {LATE_CHUNKING}, which has dense vectors")
@@ -146,9 +146,12 @@ def read_query(
     return Query(texts, _options(parameters, model), name="input"), single
 
 
-def plain_texts(value: Json) -> Json:
+def plain_texts(value: Json, budget: RequestBudget) -> Json:
     """Returns ``input`` with strings in place of Jina's {"text": string}. Other values stay as they are."""
-    if not isinstance(value, list) or not any(isinstance(item, dict) for item in value):
+    if not isinstance(value, list) or not value or type(value[0]) is int:  # a list of token ids may be longer
+        return value
+    budget.few("input", value)
+    if not any(isinstance(item, dict) for item in value):
         return value
     return [item["text"] if _is_text(item) else item for item in value]
 

@@ -26,8 +26,12 @@ from hf_transformer.commands.bench.load import ROWS, Figures, Target
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
 from hf_transformer.commands.local_triton import HOST, LocalTriton, reserved_ports, service_running
 from hf_transformer.config.entries import ModelEntries
+from hf_transformer.config.option import PREFIX
 from hf_transformer.config.options import Config
 from hf_transformer.errors import ConfigError, LoadError
+
+_TOKENIZE_TIMING: Final = f"{PREFIX}ENABLE_TOKENIZE_TIMING"
+"""Set for the services that bench starts: nobody else sends them texts, about which it could tell something."""
 
 FLAGS: Final = {
     "--max_batches_in_flight": (1, 2, 4),
@@ -114,11 +118,10 @@ class Setup:
         if self._loaded != (wanted := {**self._config, **entries}):
             self._load(wanted)
         http_port, grpc_port = self._service.enter_context(reserved_ports(2))
+        environ = {_TOKENIZE_TIMING: "true", **self._environ}
         flags = [*self._flags, *(f"{name}={value}" for name, value in settings.items() if name not in entries)]
         log = self._folder / "service.log"
-        self._service.enter_context(
-            service_running(flags, self._environ, log, http_port=http_port, grpc_port=grpc_port)
-        )
+        self._service.enter_context(service_running(flags, environ, log, http_port=http_port, grpc_port=grpc_port))
         return Target.at(f"{HOST}:{http_port}")
 
     def _load(self, config: Settings) -> None:

@@ -64,7 +64,7 @@ def test_content_parts_of_text_are_lines() -> None:
 
 
 def test_a_text_in_an_object_is_a_string() -> None:
-    assert embeddings.plain_texts([{"text": "a"}, "b", {"text": 5}, {"text": [1]}]) == [
+    assert embeddings.plain_texts([{"text": "a"}, "b", {"text": 5}, {"text": [1]}], few(4)) == [
         "a",
         "b",
         {"text": 5},

@@ -83,7 +83,7 @@ class ScriptedModel:
     task: Any = FillMask
     chat_template = None
     requests = 0
-    is_ready = True
+    is_ready, lost = True, ""
     has_predictor = True
 
     def __init__(self, predict: Predict = echo) -> None:
@@ -197,7 +197,7 @@ def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) ->
         Admission(concurrent, 2**20, metrics),
         metrics,
         2**24,
-        limits(max_instances=100, max_sequences=100),
+        limits(max_instances=90, max_sequences=100),
         OpenStreams(),
     )
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError
+from hf_transformer.generation.children import ChildPool
+from hf_transformer.generation.verification import Verifier
 from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import raw_view
@@ -65,6 +67,26 @@ async def test_a_unary_call_has_the_whole_text_and_refuses_stream() -> None:
             code is grpc.StatusCode.INVALID_ARGUMENT
             and "parameters.stream: expected false, since this API does not stream" in details
         )
+
+
+@pytest.mark.parametrize(
+    ("schema", "code"),
+    [
+        pytest.param({"type": "no such type"}, grpc.StatusCode.INVALID_ARGUMENT, id="a bad schema"),
+        pytest.param(
+            {"pattern": "a", "multipleOf": 9999991}, grpc.StatusCode.RESOURCE_EXHAUSTED, id="over the limit of time"
+        ),
+    ],
+)
+async def test_a_constraint_that_a_child_process_refuses(schema: Any, code: grpc.StatusCode) -> None:
+    async with ChildPool(1, seconds=0.5) as children, generating(verifier=Verifier(children)) as (_, server):
+        message = generate_request(structured_outputs=json.dumps({"json": schema}))
+        found, details = await status_of(server.infer(message))
+        assert found is code and "parameters.structured_outputs: expected a" in details
+        stream = server.stream()
+        await stream.write(message)
+        assert details in (await read(stream)).error_message
+        stream.cancel()
 
 
 async def test_stream_may_be_in_parameters_as_json_text() -> None:

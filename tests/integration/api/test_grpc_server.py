@@ -75,7 +75,7 @@ async def test_the_metadata_of_the_server_and_its_model() -> None:
             settings = (await server.ask("ModelConfig", name="bert", version=version)).config
             assert (settings.name, settings.max_batch_size, settings.backend) == (
                 "bert",
-                2048,
+                90,
                 "hf_transformer",
             )
             for [tensor] in (settings.input, settings.output):

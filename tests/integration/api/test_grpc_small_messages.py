@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import Any
 
 import grpc
@@ -13,10 +13,11 @@ import pytest
 
 from hf_transformer.api.grpc import small_messages
 from hf_transformer.api.grpc.introspection import HEALTH_LIST, MAX_CONNECTION_WATCHES, MIN_WATCHES
-from hf_transformer.api.grpc.small_messages import MAX_MESSAGE_BYTES, MAX_READING
+from hf_transformer.api.grpc.small_messages import MAX_MESSAGE_BYTES, MAX_READING, SmallMessages
+from hf_transformer.commands.local_triton import HOST
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from tests.integration.api.grpc_model import SECONDS, connected, serving, status_of
+from tests.integration.api.grpc_model import SECONDS, channel_to, connected, serving, status_of
 
 CODES = grpc.StatusCode
 HEALTH = "/grpc.health.v1.Health"
@@ -131,3 +132,65 @@ async def test_all_connections_have_a_limited_number_of_watches() -> None:
                     codes.append(error.code())
         assert codes.count(b"\x08\x01") == MIN_WATCHES
         assert codes.count(CODES.RESOURCE_EXHAUSTED) == 90 - MIN_WATCHES
+
+
+@asynccontextmanager
+async def other_address(port: int) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server, through connections from another address."""
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server = await asyncio.open_connection(HOST, port, local_addr=("127.0.0.2", 0))
+
+        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            with closing(sink):
+                while data := await source.read(65536):
+                    sink.write(data)
+
+        await asyncio.gather(copy(reader, server[1]), copy(server[0], writer), return_exceptions=True)
+
+    forwarder = await asyncio.start_server(connect, HOST)
+    async with forwarder, channel_to(forwarder.sockets[0].getsockname()[1]) as channel:
+        yield channel
+
+
+async def test_calls_without_messages_delay_no_health_check_of_another_address() -> None:
+    """However many there are, and however new. Before, five a second held all slots."""
+    async with serving() as server, asyncio.timeout(SECONDS), other_address(server.port) as channel:
+        method = channel.stream_stream(f"{HEALTH}/Check", None, None)
+        calls: list[Any] = []
+
+        async def flood() -> None:
+            while True:
+                calls.append(method(never()))
+                await asyncio.sleep(0.01)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(0.5)
+        times = []
+        for _ in range(5):
+            began = asyncio.get_running_loop().time()
+            assert await server.raw(f"{HEALTH}/Check") == b"\x08\x01"
+            times.append(asyncio.get_running_loop().time() - began)
+        flooding.cancel()
+        for call in calls:
+            call.cancel()
+        assert max(times) < 1.0, times  # kubelet's default timeout
+
+
+async def test_calls_that_end_together_give_their_slots_back() -> None:
+    """Those that read and those that wait, as when a client closes its connection. A slot was lost for each."""
+    small, readers = SmallMessages(), 3 * MAX_READING
+
+    async def read() -> None:
+        async with small._slot("ipv4:127.0.0.1:1"):
+            await asyncio.Event().wait()
+
+    for _ in range(MAX_READING):
+        tasks = [asyncio.create_task(read()) for _ in range(readers)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(SECONDS), AsyncExitStack() as stack:
+        for _ in range(MAX_READING):
+            await stack.enter_async_context(small._slot("ipv4:127.0.0.1:2"))

@@ -33,7 +33,13 @@ def v2(data: str, **changes: Any) -> bytes:
 
 
 BAD = {
-    "parameters 500 deep": (PREDICT, top_k("[" * 500 + "]" * 500), 400, "parameters.top_k: expected a whole number"),
+    "parameters 190 deep": (PREDICT, top_k("[" * 190 + "]" * 190), 400, "parameters.top_k: expected a whole number"),
+    "parameters 500 deep": (
+        PREDICT,
+        top_k("[" * 500 + "]" * 500),
+        413,
+        "body: expected lists and objects nested at most 200 deep",
+    ),
     "2**70 as a parameter": (PREDICT, top_k(str(2**70)), 400, "parameters.top_k: expected a whole number"),
     "minus 2**63 as a parameter": (PREDICT, top_k(str(-(2**63))), 400, "parameters.top_k"),
     "a key of 60 kB": (PREDICT, json.dumps({"x" * 60_000: 1}).encode(), 400, "the keys x"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,11 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
+from hf_transformer.commands.local_triton import HOST, poll
 from hf_transformer.protocol.grpc import SERVICE
+from tests.integration.api.bare_grpc import DATA, END_HEADERS, END_STREAM, HEADERS, START, call_fields, frame
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, request, stub
 from tests.integration.hostile.conftest import MAX_GROWTH_BYTES, MEGABYTE
 from tests.support.polling import SECONDS
+from tests.support.raw_http import PREDICT, TEXT
 from tests.support.service import Service
 
 LARGE = 15 * MEGABYTE
@@ -104,6 +109,33 @@ def test_a_compressed_message_is_not_inflated(guarded: Service, algorithm: grpc.
     codes = {refused(guarded, body, metadata, "ModelInfer", compression=algorithm) for _ in range(CALLS)}
     assert codes == {CODES.UNIMPLEMENTED}
     assert settles(guarded, before + MAX_GROWTH_BYTES)
+
+
+def test_answers_that_no_client_reads_count_among_the_bytes_in_flight(serve: Serve) -> None:
+    """gRPC keeps an answer until its client takes it, which a client without a window never does."""
+    asked = request("bert", {"text": ["[MASK] " * 20]})
+    asked.parameters["return_probabilities"].bool_param = True
+    body = asked.SerializeToString()
+    calls = [
+        frame(HEADERS, END_HEADERS, number, call_fields("ModelInfer"))
+        + frame(DATA, END_STREAM, number, b"\0" + len(body).to_bytes(4, "big") + body)
+        for number in range(1, 128, 2)
+    ]
+    large = json.dumps({"instances": [TEXT], "ignored": "a" * (12 * MEGABYTE)})
+    with serve.own("bert", "v2", "--max_bytes_in_flight=33554432") as service:
+        service.wait_until("/v1/models/bert")
+        with stub(service) as client:
+            assert client.ModelInfer(asked).model_name == "bert"
+        before = service.resident_bytes
+        with socket.create_connection((HOST, int(service.grpc_address.rpartition(":")[2])), SECONDS) as connection:
+            connection.sendall(START)
+            for call in calls:
+                connection.sendall(call)
+                time.sleep(0.1)  # most of them one after another, so that few are refused
+            assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 0, SECONDS)
+            assert service.client.post(PREDICT, content=large).status_code == 429
+            assert service.resident_bytes - before < 2 * MAX_GROWTH_BYTES
+        assert poll(lambda: service.client.post(PREDICT, content=large).status_code == 200, SECONDS)
 
 
 def test_many_large_health_checks_at_once_take_little_memory(guarded: Service) -> None:

@@ -33,6 +33,7 @@ HTTP2 = "http2-settings: AAMAAABkAAQAAP__"
 SERVED = 'hf_transformer_requests_total{api="v1",status="200"}'
 AS_A_CHUNK = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
 MODELS = b'{"models":["bert"]}'
+"""The answer of /v2/models."""
 
 
 def with_host(host: str) -> bytes:
@@ -108,6 +109,10 @@ def at_once(service: Service, sent: dict[str, bytes]) -> dict[str, list[RawRespo
     "path",
     [
         "/v1/models/../../etc/passwd",
+        "/v1/models/..",
+        "/v1/models/bert/./x:predict",
+        "/v2/models/../../etc/passwd",
+        "/v2/models/bert/../config",
         "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd:predict",
         "/v1/models/bert%00:predict",
         "/v1/models/%ff%fe:predict",
@@ -137,10 +142,10 @@ ODD = {
         for host in ("", " \t", "x:8080", " x:8080 \t", "a_b.example.", "127.0.0.1:", "[::1]:8080", "[fe80::1%25eth0]")
     },
     # A request without a version, or of another time: one answer, and the connection is closed.
-    "HTTP/0.9": (b"GET /v1/models\r\n\r\n" + get("/hidden"), MODELS),
+    "HTTP/0.9": (b"GET /v2/models\r\n\r\n" + get("/hidden"), MODELS),
     "an upgrade that is not made": (
-        get("/v1/models", "connection: upgrade, http2-settings", "upgrade: websocket", HTTP2)
-        + get("/v1/models", CLOSE),
+        get("/v2/models", "connection: upgrade, http2-settings", "upgrade: websocket", HTTP2)
+        + get("/v2/models", CLOSE),
         MODELS,
     ),
 }

@@ -30,7 +30,7 @@ async def test_the_bytes_of_a_response_and_what_the_application_gets() -> None:
         lines = start.split(b"\r\n")
         assert lines[0] == b"HTTP/1.1 200 OK" and lines[1].startswith(b"date: ")
         assert lines[2] == b"content-type: text/plain" and lines[3].startswith(b"x-request-id: ")
-        assert lines[4:] == [b"content-length: 9", b"", b""]
+        assert lines[4:] == [b"x-content-type-options: nosniff", b"content-length: 9", b"", b""]
     [scope] = app.scopes
     assert scope["scheme"] == "http"
     assert list(scope["headers"]) == [(b"host", b"x"), (b"content-length", b"4"), (b"x-name", b"Value")]
