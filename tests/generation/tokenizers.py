@@ -68,7 +68,11 @@ def without_unknown(folder: Path, letters: str = "ACGT", *, drops: bool = False)
     return save(folder, made, settings=settings, config={"model_type": "gpt2"})
 
 
-FALLBACK: dict[str, Callable[[Path], Path]] = {"llama": llama, "gemma": gemma}
+BYTE_TOKENS = ("llama-", "idefics2", "mistral", "internlm2")
+"""Beginnings of the names of FOLDERS whose tokenizers have a token for each byte."""
+FALLBACK: dict[str, Callable[[Path], Path]] = {"llama": llama, "gemma": gemma} | {
+    name: make for name, make in FOLDERS.items() if name.startswith(BYTE_TOKENS) and name != "llama-byte-level"
+}
 ALL: dict[str, Callable[[Path], Path]] = FOLDERS | BY_TRANSFORMERS | FALLBACK | {"bytes-in-a-row": bytes_in_a_row}
 
 

@@ -53,7 +53,7 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     call.budget.few("inputs", inputs)
     documents = []
     for index, chunks in enumerate(inputs):  # the task reads them one by one, until the answer has too many values
-        call.budget.few(f"inputs[{index}]", expect_items(chunks, f"inputs[{index}]", "a list of strings"))
+        call.budget.few(f"inputs[{index}]", expect_items(chunks, f"inputs[{index}]", "a list of texts"))
         documents.append({"chunks": chunks})
     options = unit_length(model) | move_if_present(parameters, output_dimension="dimensions")
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
