@@ -27,6 +27,7 @@ COMPLETION = {"model": "gpt2", "prompt": PROMPT}
 CHAT = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi"}]}
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
 BACKEND = [{**TENSOR, "name": "text_input"}, {**TENSOR, "name": "stop_words", "data": ["x" * 1001]}]
+MANY = [BACKEND[0], {**TENSOR, "name": "stop_words", "shape": [17], "data": [""] * 17}]
 SAMPLING = {"sampling_parameters": '{"top_p": 9}'}
 
 CASES: list[tuple[str, Any, int, str]] = [
@@ -49,7 +50,8 @@ CASES: list[tuple[str, Any, int, str]] = [
     (f"{V1}:tokenize", {"instances": [7]}, 400, "instances[0]"),
     (f"{V1}:detokenize", {"instances": [[10**6]]}, 400, "instances[0]"),
     (f"{V2}/infer", {"inputs": [TENSOR], "parameters": {"top_k": "x"}}, 400, "parameters.top_k"),
-    (f"{V2}/infer", {"inputs": BACKEND}, 413, "inputs[1].shape"),
+    (f"{V2}/infer", {"inputs": BACKEND}, 413, "stop_words"),
+    (f"{V2}/infer", {"inputs": MANY}, 413, "inputs[1].shape"),
     (f"{V2}/infer", {"inputs": BACKEND[:1], "outputs": [{"name": "text_output"}, {"name": "x"}]}, 400, "outputs"),
     (f"{V2}/generate", {"text_input": PROMPT, "max_tokens": 0}, 400, "max_tokens"),
     (f"{V2}/generate", {"text_input": PROMPT, "parameters": {"random_seed": "x"}}, 400, "parameters.random_seed"),
@@ -91,7 +93,7 @@ async def test_every_endpoint_names_the_field_whatever_the_message(
 
 async def test_a_tensor_within_the_limit_of_elements_is_named_as_its_parameter(wording: str) -> None:
     async with served_model(limits=replace(LIMITS, max_sequences=17)) as made:
-        assert_path(await answer_of(made, f"{V2}/infer", {"inputs": BACKEND}, 413), "stop_words")
+        assert_path(await answer_of(made, f"{V2}/infer", {"inputs": MANY}, 413), "stop_words")
 
 
 @pytest.mark.parametrize(
