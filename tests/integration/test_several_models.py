@@ -476,9 +476,14 @@ def test_a_ready_service_stays_ready_whatever_its_file_becomes(
             assert poll(lambda: unserved(service, "bert") > 0, CHANGE_SECONDS), "its change is not applied"
             assert answers(service, "bert", FILL) == ["paris"] and "since" in told(service, "bert")
 
+            def listed() -> Any:
+                return service.client.get("/v1/models").json()["models"]
+
             write(path, [renamed])
-            assert poll(lambda: answers(service, "bert", FILL) == 404, CHANGE_SECONDS)
+            assert poll(lambda: listed() == ["feeling"], CHANGE_SECONDS), "its aliases are gone, too"
+            assert answers(service, "bert", FILL) == answers(service, "sentiment", TEXT) == 404
             write(path, [sentiment])
+            assert poll(lambda: listed() == ["sentiment"], CHANGE_SECONDS)
             assert poll(lambda: answers(service, "sentiment", TEXT) == right, CHANGE_SECONDS), "the only model"
         assert service.metric("hf_transformer_model_entries_valid") == 1
 
