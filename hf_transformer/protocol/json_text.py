@@ -209,7 +209,7 @@ class Shape:
 
     @classmethod
     def of(cls, text: bytes) -> Shape:
-        """Counts in steps, on what is left of each step without the characters that are no structure."""
+        """Counts in steps, over the structural characters of each step."""
         parts = commas = quotes = level = depth = 0
         is_open, escapes = np.False_, False
         for start in range(0, len(text), _CHUNK_BYTES):

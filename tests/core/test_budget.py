@@ -1,4 +1,4 @@
-"""The budget of a request: what adds up, what is refused with which flag, and what Admission holds."""
+"""The budget of a request: sums, refusals with their flags, and the share of Admission."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from hf_transformer.config.options import Config
 from hf_transformer.errors import ConfigError, LoadError
 
 _TOKENIZE_TIMING: Final = f"{PREFIX}ENABLE_TOKENIZE_TIMING"
-"""Set for the services that bench starts: nobody else sends them texts, about which it could tell something."""
+"""Set for the services that bench starts, since no other client sends them texts."""
 
 FLAGS: Final = {
     "--max_batches_in_flight": (1, 2, 4),
