@@ -313,6 +313,22 @@ def test_errors_are_as_the_document_describes_them(service: Service, document: d
             validate(document, operation, response)
 
 
+@pytest.mark.parametrize("task", ["fill_mask"])
+def test_a_model_that_is_no_string_is_refused(service: Service, document: dict[str, Any]) -> None:
+    """Also by APIs in which the only model answers under every name."""
+    named = 0
+    for method, path, operation in calls(document):
+        if f"/{service.model}" in path or path == "/v2/repository/index":  # the path has the model, or none is chosen
+            continue
+        for body in examples(operation):
+            if isinstance(body, dict):
+                for model in ({}, [], 5, True, ["bert"]):
+                    response = service.client.request(method, path, json={**body, "model": model})
+                    assert 400 <= response.status_code < 500, f"{method} {path} {model}: {response.text}"
+                named += 1
+    assert named > len(TASKS)
+
+
 def info(serve: Serve, model: str, *flags: str) -> dict[str, Any]:
     """Its examples, which are its own or those of /openapi.json, are requests."""
     service = serve(model, "v2", *flags)

@@ -329,7 +329,7 @@ async def _instance(service: Service, model: Model, body: Json, index: int, call
 
 def _choose(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
     """Chooses the model. As in the original, the only model answers under every name. Raises RequestError."""
-    models = service.models
+    models, name = service.models, expect(name, str | None, "model", "a string")
     if name is not None and len(models.served) + len(models.absent) == 1 and name not in models.names:
         note_ignored("model", call.context.ignored)
         name = None
