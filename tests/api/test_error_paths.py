@@ -28,6 +28,7 @@ CHAT = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi"}]}
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
 BACKEND = [{**TENSOR, "name": "text_input"}, {**TENSOR, "name": "stop_words", "data": ["x" * 1001]}]
 MANY = [BACKEND[0], {**TENSOR, "name": "stop_words", "shape": [17], "data": [""] * 17}]
+NESTED = "parameters.structured_outputs.no"
 SAMPLING = {"sampling_parameters": '{"top_p": 9}'}
 
 CASES: list[tuple[str, Any, int, str]] = [
@@ -62,6 +63,8 @@ CASES: list[tuple[str, Any, int, str]] = [
         "sampling_parameters.top_p",
     ),
     (f"{V2}/generate_stream", {"text_input": 7}, 400, "text_input"),
+    (f"{V2}/generate", {"text_input": PROMPT, "structured_outputs": {"no": 1}}, 400, "structured_outputs.no"),
+    (f"{V2}/generate", {"text_input": PROMPT, "parameters": {"structured_outputs": {"no": 1}}}, 400, NESTED),
     ("/v2/repository/index", {"ready": 1}, 400, "body"),
 ]
 
