@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
+
+Path: TypeAlias = tuple[str | int, ...]
 
 _FORGING = (*range(32), *range(127, 160), 0x2028, 0x2029)
 """Control characters (C0, C1), which terminals execute, and all line separators of Unicode."""
@@ -132,7 +134,12 @@ class FieldDetails(Exception):
         hint: advice to the sender, a full clause; may be empty.
     """
 
-    def __init__(self, path: str, expected: str, got: str = "", hint: str = "") -> None:
+    def __init__(self, path: str | Path, expected: str, got: str = "", hint: str = "") -> None:
+        if isinstance(path, tuple):
+            text = ""
+            for part in path:
+                text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+            path = text
         super().__init__(path, expected, got, hint)
         self.path, self.expected, self.got, self.hint = path, expected, got, hint
 
