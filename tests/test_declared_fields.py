@@ -73,8 +73,7 @@ def test_a_body_has_values_defaults_and_the_task_s_parameters() -> None:
         None,
     )
     assert FORM.options(body) == {"top_n": 3, "top_p": 1.0}
-    assert FORM.sent({"top_k": 3}) == {"top_n": "top_k"}
-    assert FORM.client_names == {"top_n": "top_n", "top_p": "share"}
+    assert FORM.parameters == {"top_n": "top_n", "share": "top_p"}
     assert FORM.names[:4] == ("query", "documents", "top_n", "top_k")
 
 
@@ -134,6 +133,17 @@ def test_an_error_names_the_field_and_what_was_expected(payload: Any, message: s
     with pytest.raises(InvalidInput) as found:
         FORM.read(payload)
     assert str(found.value) == message
+
+
+def test_errors_have_the_client_s_name_of_a_field() -> None:
+    with pytest.raises(InvalidInput, match="^top_k: expected 1 or more, got 0$"):
+        FORM.read({**RIGHT, "top_k": 0})
+    names = FORM.client_names({**RIGHT, "top_k": 1})
+    assert names(("parameters", "top_n")) == ("top_k",)
+    assert FORM.client_names(RIGHT)(("parameters", "top_n")) == ("top_n",)
+    assert names(("parameters", "top_p")) == ("share",)
+    assert names(("parameters", "other")) == ("other",)
+    assert names(("instances", 0)) == ("instances", 0)
 
 
 def test_a_part_of_a_body_has_its_path() -> None:

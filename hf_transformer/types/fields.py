@@ -21,7 +21,6 @@ Source: https://jcristharif.com/msgspec/ (structs, constraints, schema evolution
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -42,14 +41,14 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.json import schema_components
 from msgspec.structs import fields as struct_fields
 
-from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.errors import EmptyList, InvalidInput, Path, describe
+from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Json
 
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 SHOWN_NAMES: Final = 5
 """Maximum number of unknown fields in an error message."""
-EMPTY: Final = "an empty list"
 MAX_NAME: Final = 40
 """Maximum characters of an unknown name in an error message."""
 SCHEMA_NAMES: Final = "#/components/schemas/{name}"
@@ -132,6 +131,9 @@ class Form(Generic[Kind]):
                 self._only[name] = meta
             if "parameter" in extra:
                 self.parameters[name] = extra["parameter"]
+        self._heads: dict[Path, Path] = {("parameters",): ()}
+        self._heads |= {("parameters", parameter): (field,) for field, parameter in self.parameters.items()}
+        self._names = Names(self._heads)
         self.names = tuple(names)
         self._known = frozenset(names)
 
@@ -149,9 +151,10 @@ class Form(Generic[Kind]):
         if not payload.keys() <= self._known:
             unknown = [name for name in payload if name not in self._known]
             if self._refuses_unknown:
-                raise self._unknown(unknown, path)
+                raise unknown_fields(unknown, self.names, path)
             if ignored is not None:
                 ignored += unknown
+        sent = payload
         if not payload.keys().isdisjoint(self._also):
             payload = self._renamed(payload, path)
         if not payload.keys().isdisjoint(self._only):
@@ -161,21 +164,21 @@ class Form(Generic[Kind]):
         try:
             return convert(payload, self.kind)
         except ValidationError:
-            raise find_fault(payload, self.kind, path) from None
+            raise self._fault(payload, sent, path) from None
 
     def options(self, body: Kind) -> dict[str, Json]:
         """The task's parameters of a body: the fields that have one, and a value."""
         values = {parameter: getattr(body, field) for field, parameter in self.parameters.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    def sent(self, payload: Mapping[str, Json]) -> dict[str, str]:
-        """The client's names of fields that a body has under a further name, by field."""
-        return {name: alias for alias, name in self._also.items() if payload.get(alias) is not None}
-
-    @cached_property
-    def client_names(self) -> dict[str, str]:
-        """The fields by the task's parameters."""
-        return {parameter: field for field, parameter in self.parameters.items()}
+    def client_names(self, payload: Mapping[str, Json]) -> Names:
+        """The client's names of the task's parameters, for errors about their values (``Context.field_names``)."""
+        sent = {name: alias for alias, name in self._also.items() if payload.get(alias) is not None}
+        if not sent:
+            return self._names
+        return Names(
+            {**self._heads, **{("parameters", self.parameters.get(name, name)): (sent[name],) for name in sent}}
+        )
 
     def _renamed(self, payload: Mapping[str, Json], path: Path) -> dict[str, Json]:
         renamed: dict[str, Json] = {}
@@ -183,13 +186,16 @@ class Form(Generic[Kind]):
         for name, value in payload.items():
             field = self._also.get(name, name)
             if field in renamed:
-                expected = f"{used[field]} or {name}"
-                raise InvalidInput((*path, name), expected, "both", "they mean the same")
+                raise InvalidInput((*path, name), f"{used[field]} or {name}", "both", "they mean the same")
             renamed[field], used[field] = value, name
         return renamed
 
-    def _unknown(self, names: Sequence[str], path: Path) -> InvalidInput:
-        return unknown_fields(names, self.names, path)
+    def _fault(self, payload: Mapping[str, Json], sent: Mapping[str, Json], path: Path) -> InvalidInput:
+        """The error about a body, in the names of the client's fields."""
+        error = find_fault(payload, self.kind, path)
+        name = error.path[len(path)] if len(error.path) > len(path) else ""
+        alias = next((alias for alias, field in self._also.items() if field == name and alias in sent), None)
+        return error if alias is None else error.at((*path, alias, *error.path[len(path) + 1 :]))
 
 
 def unknown_fields(names: Sequence[str], known: Sequence[str], path: Path = ()) -> InvalidInput:
@@ -249,7 +255,7 @@ def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> InvalidInput:
     if _is_annotated(declared):
         inner, said = get_args(declared)[0], _merged([meta, _meta(declared)])
         if _fits(value, inner):  # so that only the limits are not met
-            return _refused(path, said, *_limit(inner, said, value))
+            return _refused(path, said, *_limit(inner, said, value), EmptyList if value == [] else InvalidInput)
         return _fault(value, inner, path, said)
     members = _members(declared)
     if len(members) > 1:
@@ -371,7 +377,7 @@ def _limit(declared: Any, meta: Meta, value: Json) -> tuple[str, str]:
     """Noun phrases for the limit that a value of the right type does not meet, and for the value."""
     if isinstance(value, str | list | dict):
         if meta.max_length is None or len(value) <= meta.max_length:
-            return phrase(declared), EMPTY if value == [] else "an empty text" if value == "" else describe(value)
+            return phrase(declared), "an empty text" if value == "" else "an empty list"
         return f"at most {meta.max_length} {'characters' if isinstance(value, str) else 'elements'}", str(len(value))
     if _bare(declared) is float and meta.ge is not None and meta.le is not None:
         return f"a number from {meta.ge:g} to {meta.le:g}", f"{value:g}"
@@ -403,9 +409,9 @@ def _is_annotated(declared: Any) -> bool:
     return get_origin(declared) is Annotated
 
 
-def _refused(path: Path, meta: Meta, expected: str, got: str) -> InvalidInput:
+def _refused(path: Path, meta: Meta, expected: str, got: str, kind: type[InvalidInput] = InvalidInput) -> InvalidInput:
     extra = meta.extra or {}
-    return InvalidInput(path or "body", extra.get("expected") or expected, got, extra.get("hint", ""))
+    return kind(path or "body", extra.get("expected") or expected, got, extra.get("hint", ""))
 
 
 def _check_only(meta: Meta, value: Json, path: Path) -> None:
