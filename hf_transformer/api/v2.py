@@ -32,12 +32,12 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.auth import CONTROL_PATH
+from hf_transformer.api.bodies import GENERATION
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.large_json import write_in_steps
-from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.responses import JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from math import exp, inf
 from typing import Any
 
+from hf_transformer.api.bodies import GENERATION
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import listed, read_body
 from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.fields import GENERATION, without_effect
+from hf_transformer.api.openai.fields import without_effect
 from hf_transformer.api.service import Service, generative
 from hf_transformer.errors import InvalidInput, Path, PredictorError
 from hf_transformer.generation.model import GenerativeModel
