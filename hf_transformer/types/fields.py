@@ -41,7 +41,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.json import schema_components
 from msgspec.structs import fields as struct_fields
 
-from hf_transformer.errors import EmptyList, InvalidInput, Path, describe
+from hf_transformer.errors import EmptyList, FieldError, InvalidInput, Path, TooLarge, describe
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Json
 
@@ -73,6 +73,7 @@ def about(
     schema: Mapping[str, Json] | None = None,
     instead_of: str = "",
     shown: Sequence[Any] = (),
+    limits: str = "",
 ) -> Meta:
     """Declares more about a field than its type.
 
@@ -86,9 +87,10 @@ def about(
         instead_of: the field that this one replaces, in another form. A request has one of them, and errors about the
             parameter of that field name this one.
         shown: the types in the JSON Schema, in place of the field's own: those of values that code reads later.
+        limits: the unit of the field's maximum, such as ``texts per prompt``. A larger value is then TooLarge.
     """
     extra = {"also": tuple(also), "parameter": parameter, "expected": expected, "hint": hint}
-    extra |= {"instead_of": instead_of, "shown": tuple(shown)}
+    extra |= {"instead_of": instead_of, "shown": tuple(shown), "limits": limits}
     return Meta(
         description=text or None,
         extra={name: value for name, value in extra.items() if value},
@@ -98,7 +100,7 @@ def about(
 
 def only(*values: Json, because: str = "") -> Meta:
     """Declares a field without effect that may have some values only, of type ``Json``. ``because`` is the hint of the
-    error for another one."""
+    error for another one. Without values, the field is refused."""
     return Meta(
         description="Without effect.",
         extra={"only": values, "hint": because},
@@ -142,6 +144,7 @@ class Form(Generic[Kind]):
                 self._instead[name] = extra["instead_of"]
             if "parameter" in extra:
                 self.parameters[name] = extra["parameter"]
+        self._others = self._also | self._instead
         self._heads: dict[Path, Path] = {("parameters",): ()}
         self._heads |= {("parameters", parameter): (field,) for field, parameter in self.parameters.items()}
         self._names = Names(self._heads)
@@ -154,6 +157,7 @@ class Form(Generic[Kind]):
 
         Raises:
             InvalidInput: the body is no object, or has a field that is missing, unknown or invalid.
+            TooLarge: a field exceeds its maximum, see ``limits`` of ``about``.
         """
         if not isinstance(payload, dict):
             raise InvalidInput(path or "body", "an object", describe(payload))
@@ -186,12 +190,15 @@ class Form(Generic[Kind]):
 
     def client_names(self, payload: Mapping[str, Json]) -> Names:
         """The client's names of the task's parameters, for errors about their values (``Context.field_names``)."""
-        sent = {name: alias for alias, name in (self._also | self._instead).items() if payload.get(alias) is not None}
-        if not sent:
+        if payload.keys().isdisjoint(self._others) or not (sent := self.aliases(payload)):
             return self._names
         return Names(
             {**self._heads, **{("parameters", self.parameters.get(name, name)): (sent[name],) for name in sent}}
         )
+
+    def aliases(self, payload: Mapping[str, Json]) -> dict[str, str]:
+        """The client's names of fields, where these are further ones."""
+        return {name: alias for alias, name in self._others.items() if payload.get(alias) is not None}
 
     def _renamed(self, payload: Mapping[str, Json], path: Path) -> dict[str, Json]:
         renamed: dict[str, Json] = {}
@@ -211,7 +218,7 @@ class Form(Generic[Kind]):
                     if other == replaced or self._also.get(other) == replaced:
                         raise InvalidInput((*path, name), f"{other} or {name}", "both", "they mean the same")
 
-    def _fault(self, payload: Mapping[str, Json], sent: Mapping[str, Json], path: Path) -> InvalidInput:
+    def _fault(self, payload: Mapping[str, Json], sent: Mapping[str, Json], path: Path) -> FieldError:
         """The error about a body, in the names of the client's fields."""
         error = find_fault(payload, self.kind, path)
         name = error.path[len(path)] if len(error.path) > len(path) else ""
@@ -279,17 +286,24 @@ def _structs(declared: Any, found: set[type[Struct]]) -> set[type[Struct]]:
 # Faults
 
 
-def find_fault(value: Json, declared: Any, path: Path) -> InvalidInput:
+def find_fault(value: Json, declared: Any, path: Path) -> FieldError:
     """The error about the first value in ``value`` that does not fit the declaration, as msgspec has found."""
     return _fault(value, declared, path, Meta())
 
 
-def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> InvalidInput:
+def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> FieldError:
     """See ``find_fault``. ``meta`` says more about the field than its type."""
     if _is_annotated(declared):
         inner, said = get_args(declared)[0], _merged([meta, _meta(declared)])
-        if _fits(value, inner):  # so that only the limits are not met
-            return _refused(path, said, *_limit(inner, said, value), EmptyList if value == [] else InvalidInput)
+        too_large = _exceeds(value, said)
+        # Lists are counted before their elements are read. If the value fits, only the limits are not met.
+        if (too_large and isinstance(value, list)) or _fits(value, inner):
+            expected, got = _limit(inner, said, value)
+            if too_large:
+                extra = said.extra or {}
+                kind = TooLarge if "limits" in extra else InvalidInput
+                return kind(path or "body", expected, got, extra.get("hint", ""))
+            return _refused(path, said, expected, got, EmptyList if value == [] else InvalidInput)
         return _fault(value, inner, path, said)
     members = _members(declared)
     if len(members) > 1:
@@ -312,7 +326,14 @@ def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> InvalidInput:
     return _refused(path, meta, phrase(Annotated[kind, meta]), describe(value, quote=origin is Literal))
 
 
-def _fault_of_object(value: Mapping[str, Json], kind: type[Struct], path: Path) -> InvalidInput:
+def _exceeds(value: Json, meta: Meta) -> bool:
+    """Whether a value of the right type exceeds the maximum."""
+    if isinstance(value, str | list | dict):
+        return meta.max_length is not None and len(value) > meta.max_length
+    return meta.le is not None and isinstance(value, int | float) and value > meta.le
+
+
+def _fault_of_object(value: Mapping[str, Json], kind: type[Struct], path: Path) -> FieldError:
     declared, required, tag = fields_of(kind), _required(kind), kind.__struct_config__.tag_field
     if kind.__struct_config__.forbid_unknown_fields and not value.keys() <= {*declared, tag}:
         unknown = [name for name in value if name not in declared and name != tag]
@@ -330,7 +351,7 @@ def _required(kind: type[Struct]) -> set[str]:
     return {one.encode_name for one in struct_fields(kind) if one.required}
 
 
-def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta) -> InvalidInput:
+def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta) -> FieldError:
     """The error of the member that has the value's form; of the union, if none or several have it."""
     structs = [one for one in members if _is_struct(one)]
     if isinstance(value, dict) and len(structs) > 1 and (tag := structs[0].__struct_config__.tag_field):
@@ -418,12 +439,13 @@ def _limit(declared: Any, meta: Meta, value: Json, kind: str = "") -> tuple[str,
         if meta.max_length is None or len(value) <= meta.max_length:
             return phrase(declared), "an empty text" if value == "" else "an empty list"
         unit = "characters" if isinstance(value, str) else "keys" if isinstance(value, dict) else "elements"
+        unit = (meta.extra or {}).get("limits", unit)
         return f"{kind}at most {meta.max_length} {unit}", str(len(value))
     if _bare(declared) is float and meta.ge is not None and meta.le is not None:
         return f"a number from {meta.ge:g} to {meta.le:g}", f"{value:g}"
     if meta.ge is not None and value < meta.ge:
         return f"{meta.ge} or more", str(value)
-    return f"at most {meta.le}", str(value)
+    return f"at most {meta.le} {(meta.extra or {}).get('limits', '')}".rstrip(), str(value)
 
 
 def _is_struct(kind: Any) -> bool:
@@ -458,5 +480,5 @@ def _check_only(meta: Meta, value: Json, path: Path) -> None:
     extra = meta.extra or {}
     if any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in extra["only"]):
         return
-    expected = " or ".join(one if isinstance(one, str) else orjson.dumps(one).decode() for one in extra["only"])
-    raise InvalidInput(path, expected, describe(value, quote=True), extra["hint"])
+    values = [one if isinstance(one, str) and one else orjson.dumps(one).decode() for one in extra["only"]]
+    raise InvalidInput(path, " or ".join(values) or "no such field", describe(value, quote=True), extra["hint"])
