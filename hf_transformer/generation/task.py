@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Final
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, STRUCTURED, read_sampling
+from hf_transformer.generation.parameters import TextGenerationParameters
+from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, read_text
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.tensors import OUTPUT
+from hf_transformer.types.fields import Form
 from hf_transformer.types.request import Json, Query
 from hf_transformer.types.tensors import Tensor
 
-MAX_TOKENS = ("max_new_tokens", "max_tokens")
-PARAMETERS = (
-    *("output_format", "max_length", *MAX_TOKENS, *MIN_TOKENS, "do_sample", *DRAW, "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
-    *(*STOP, "stop_token_ids", *CHOICES, "return_full_text", "stream", STRUCTURED),
-)
+FORM: Final = Form(TextGenerationParameters)
 
 
 class TextGeneration(Servable):
@@ -33,26 +30,42 @@ class TextGeneration(Servable):
     """
 
     name: ClassVar[str] = "text_generation"
-    parameters: ClassVar[Sequence[str]] = PARAMETERS
+    parameters: ClassVar[Sequence[str]] = FORM.names
+    options_type = TextGenerationParameters
     knows_full_text: ClassVar[bool] = True
     """Whether a prompt and its continuation form one text."""
 
     def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
         """Parses the parameters into a request without prompts. Raises InvalidInput or TooLarge."""
-        reader = Parameters(parameters, self.parameters)
-        reader.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
-        reader.flag("stream", False)  # the API reads it
-        defaults = self.settings.generation
-        echo = reader.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
+        return self.convert(FORM.read(parameters, path=("parameters",)), FORM.aliases(parameters))
+
+    def convert(self, given: TextGenerationParameters, names: Mapping[str, str]) -> GenerationRequest:
+        """Converts parameters to a request without prompts. ``names`` are the client's names, where these differ.
+
+        Raises:
+            InvalidInput, TooLarge: parameters contradict each other, or the vocabulary.
+        """
+        defaults, echo = self.settings.generation, given.return_full_text
+        if echo is None:
+            echo = defaults.return_full_text and self.knows_full_text
         if echo and not self.knows_full_text:
             hint = f"{self.name} returns the new text alone"
             raise InvalidInput(("parameters", "return_full_text"), "false", "true", hint)
-        tokens = reader.one_of(*MAX_TOKENS)
-        if tokens is not None and "max_length" in reader:
-            raise InvalidInput(("parameters", "max_length"), f"either max_length or {tokens}", "both")
-        max_length = None if tokens is not None else reader.integer("max_length", defaults.max_length, 1)
-        size, limit = self.settings.vocabulary.vocab_size, defaults.max_schema_bytes
-        sampling = read_sampling(reader, defaults, size, tokens=tokens, max_schema_bytes=limit)
+        if given.max_tokens is not None and given.max_length is not None:
+            expected = f"either max_length or {names.get('max_tokens', 'max_tokens')}"
+            raise InvalidInput(("parameters", "max_length"), expected, "both")
+        sampling = read_sampling(
+            given,
+            defaults,
+            self.settings.vocabulary.vocab_size,
+            names=names,
+            n=given.n,
+            do_sample=given.do_sample,
+            max_schema_bytes=defaults.max_schema_bytes,
+        )
+        if given.max_length is not None:
+            sampling = replace(sampling, names={**sampling.names, "max_length": "max_length"})
+        max_length = None if given.max_tokens is not None else given.max_length or defaults.max_length
         return GenerationRequest(prompts=(), sampling=sampling, echo=echo, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:

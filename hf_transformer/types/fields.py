@@ -286,6 +286,14 @@ def _structs(declared: Any, found: set[type[Struct]]) -> set[type[Struct]]:
 # Faults
 
 
+def read_value(value: Json, declared: Any, path: Path) -> Any:
+    """Returns a value of a declared type. Raises InvalidInput or TooLarge for any other value."""
+    try:
+        return convert(value, declared)
+    except ValidationError:
+        raise find_fault(value, declared, path) from None
+
+
 def find_fault(value: Json, declared: Any, path: Path) -> FieldError:
     """The error about the first value in ``value`` that does not fit the declaration, as msgspec has found."""
     return _fault(value, declared, path, Meta())
@@ -360,7 +368,8 @@ def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta)
         if isinstance(name, str) and name in tags:
             return _fault_of_object(value, tags[name], path)
         got = "nothing" if name is None else describe(name, quote=True)
-        return InvalidInput((*path, tag), f"one of {', '.join(map(str, tags))}", got)
+        hint = (meta.extra or {}).get("hint", "")
+        return InvalidInput((*path, tag), f"one of {', '.join(map(str, tags))}", got, hint)
     alike = [one for one in members if _has_form(value, one)]
     if len(alike) == 1:
         return _fault(value, alike[0], path, meta)
