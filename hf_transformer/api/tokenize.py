@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import orjson
 
@@ -24,11 +24,11 @@ from hf_transformer.api.service import Model, Service
 from hf_transformer.api.v1 import parse
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import Servable, Task
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types.fields import Body, Form, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
@@ -36,8 +36,6 @@ from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tok
 API = "tokenize"
 TOKEN_VALUES = 7
 """The number of response values per token: id, token, two offsets, special mask, type id and sequence id."""
-PROMPTS = ("prompt", "prompt_name")
-"""The predict parameters that prepend a prompt, for models with prompts."""
 MAX_INLINE_TOKENS = 2000
 """The maximum tokens per call on the event loop, for up to 1 ms. Calls with more tokens use a thread."""
 DECODED_BYTES = 4
@@ -46,6 +44,27 @@ VALUES_PER_TOKEN = 100
 """The components of vectors whose comparison or quantization takes as long as rendering a token, about 0.5 us."""
 
 Result = TypeVar("Result")
+
+
+class TokenizeParameters(Body):
+    add_special_tokens: Annotated[bool | None, about("Special tokens; those of the predict route by default.")] = None
+    return_tokens: Annotated[bool, about("Tokens with their ids, offsets and masks.")] = True
+
+
+class PromptedTokenizeParameters(TokenizeParameters):
+    """The parameters for models with prompts."""
+
+    prompt: Annotated[str | None, about("A text before each text.", parameter="prompt")] = None
+    prompt_name: Annotated[str | None, about("One of the model's prompts.", parameter="prompt_name")] = None
+
+
+class DetokenizeParameters(Body):
+    skip_special_tokens: Annotated[bool, about("Texts without special tokens.")] = False
+
+
+TOKENIZE, TOKENIZE_PROMPTED = Form(TokenizeParameters), Form(PromptedTokenizeParameters)
+DETOKENIZE = Form(DetokenizeParameters)
+PARAMETERS = ("parameters",)
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
@@ -68,7 +87,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
     async def detokenize(call: Call) -> Response:
         model, _, query = read(call)
-        skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
+        skip = DETOKENIZE.read(query.parameters, path=PARAMETERS).skip_special_tokens
         return reply(orjson.dumps({"predictions": await decode(model, query, service.executor, skip, call.context)}))
 
     return [
@@ -114,14 +133,12 @@ def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tok
     """Parses the texts and options of a request. Raises InvalidInput for an invalid instance or parameter."""
     # Only tasks that read sentence-transformers files change a text before tokenization. A reranker's prompt depends on
     # the side, which a text alone doesn't have.
-    prompts = PROMPTS if task.reads_sentence_transformers and not isinstance(task, Rerank) else ()
-    parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
-    special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
-    tokens = parameters.flag("return_tokens", True)
+    has_prompts = task.reads_sentence_transformers and not isinstance(task, Rerank)
+    parameters = (TOKENIZE_PROMPTED if has_prompts else TOKENIZE).read(query.parameters, path=PARAMETERS)
     inputs = [read_text_or_pair(value, (query.name, index)) for index, value in enumerate(query.instances)]
     texts = [PreparedText(text, text) for text in inputs]
-    if isinstance(task, Task) and prompts:
-        options = task.options({name: query.parameters[name] for name in prompts if name in query.parameters})
+    if isinstance(task, Task) and isinstance(parameters, PromptedTokenizeParameters):
+        options = task.options(TOKENIZE_PROMPTED.options(parameters))
         # These tasks don't support pairs, so pairs remain unchanged.
         texts = [
             PreparedText(text, task.texts(text, options)[0], options.prompt)
@@ -129,6 +146,7 @@ def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tok
             else PreparedText(text, text)
             for text in inputs
         ]
+    tokens, special = parameters.return_tokens, parameters.add_special_tokens
     return texts, Tokenization(tokens, whole=True, special_tokens=special, token_values=TOKEN_VALUES if tokens else 0)
 
 

@@ -16,12 +16,12 @@ from starlette.routing import BaseRoute
 from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import CONTROL_KEYS, ApiKeys
 from hf_transformer.api.dialects import routes as dialects
-from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Handler, Router
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
+from hf_transformer.api.table import ROUTES
 from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
 from hf_transformer.app.wiring import Diagnose, LoadedModel, limits_of, load_model, predictor_settings, sandbox_of
 from hf_transformer.config.entries import ModelEntries

@@ -47,6 +47,8 @@ from hf_transformer.types.request import Json
 
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Item = TypeVar("Item")
+NonEmpty: TypeAlias = Annotated[list[Item], Meta(min_length=1)]
 SHOWN_NAMES: Final = 5
 """Maximum number of unknown fields in an error message."""
 MAX_NAME: Final = 40

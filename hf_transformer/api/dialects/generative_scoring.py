@@ -13,17 +13,17 @@ Source: vllm/entrypoints/generate/generative_scoring of https://github.com/vllm-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, inf
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from hf_transformer.api.bodies import GENERATION, ModelBody, read_body
+from hf_transformer.api.bodies import ModelBody
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import listed
 from hf_transformer.api.errors import expect
-from hf_transformer.api.service import Service, generative
+from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.errors import InvalidInput, Path, PredictorError
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
@@ -43,11 +43,12 @@ TOKEN_BYTES, SCORE_BYTES = 40, 300
 TEXT_OR_IDS = (str, list[Natural])
 
 
-class ScoringBody(ModelBody, kw_only=True):
+class ScoringRequest(ModelBody, kw_only=True):
     """A request for scores."""
 
     query: Annotated[
-        Json, about("Text or token ids before each item.", expected="a string or a list of token ids", shown=TEXT_OR_IDS)
+        Json,
+        about("Text or token ids before each item.", expected="a string or a list of token ids", shown=TEXT_OR_IDS),
     ]
     items: Annotated[
         Annotated[list[Json], Meta(min_length=1)],
@@ -69,12 +70,11 @@ class ScoringBody(ModelBody, kw_only=True):
     priority: Annotated[Json, only(0, because="the service has no priorities")] = None
 
 
-FORM: Final = Form(ScoringBody)
+FORM: Final = Form(ScoringRequest)
 
 
-async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+async def score(service: Service, call: Call, served: Model, body: ScoringRequest) -> Response:
     """Returns the score of each item. Raises RequestError, also for a model without logits."""
-    served, body = read_body(service, call, FORM, GENERATION, payload)
     model = generative(served, "generative_scoring")
     labels = _read_labels(body.label_token_ids, model)
     items = body.items

@@ -28,7 +28,6 @@ from hf_transformer.api.bodies import (
 from hf_transformer.api.call import Call
 from hf_transformer.api.chat_tools import Tools
 from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
-from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
@@ -43,6 +42,7 @@ from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
+TRUNCATE_PROMPT_TOKENS: Final = "truncate_prompt_tokens"
 Number: TypeAlias = Annotated[int | float, about(expected="a number")]
 
 
@@ -103,13 +103,15 @@ class RenderBody(SamplingParamsFields):
     max_tokens: Annotated[int | None, about("Maximum number of new tokens of a text.")] = None
     echo: Annotated[bool, about("Whether the answer includes the prompt.")] = False
     user: Annotated[Json, NO_EFFECT] = None
-    truncate_prompt_tokens: Annotated[int | None, about("Number of a prompt's tokens; -1 for the model's length.")] = None
+    truncate_prompt_tokens: Annotated[int | None, about("Number of a prompt's tokens; -1 for the model's length.")] = (
+        None
+    )
     truncation_side: Annotated[Literal["left", "right"] | None, about("The side of a prompt that is cut.")] = None
     add_special_tokens: Annotated[bool | None, about("Whether the tokenizer adds special tokens.")] = None
     return_token_offsets: Annotated[bool, about("Whether the answer has the tokens' offsets in the text.")] = False
 
 
-class CompletionRenderBody(RenderBody, kw_only=True):
+class RenderCompletionRequest(RenderBody, kw_only=True):
     """A body of completions."""
 
     prompt: Annotated[
@@ -123,7 +125,7 @@ class CompletionRenderBody(RenderBody, kw_only=True):
     logprobs: int | None = None
 
 
-class ChatRenderBody(RenderBody, kw_only=True):
+class RenderChatRequest(RenderBody, kw_only=True):
     """A body of chat completions."""
 
     messages: Messages
@@ -142,7 +144,7 @@ class ChatRenderBody(RenderBody, kw_only=True):
     include_reasoning: Annotated[Json, NO_EFFECT] = None
 
 
-COMPLETION_FORM, CHAT_FORM = Form(CompletionRenderBody), Form(ChatRenderBody)
+COMPLETION_FORM, CHAT_FORM = Form(RenderCompletionRequest), Form(RenderChatRequest)
 FINAL_ONLY, DELTA = 2, 1
 """Values of vLLM's RequestOutputKind."""
 
@@ -307,9 +309,7 @@ def _form(form: Mapping[str, Json]) -> Json:
     return None
 
 
-def _request(
-    body: RenderBody, request_id: str, encoding: Encoding, sampling: Mapping[str, Json]
-) -> dict[str, Any]:
+def _request(body: RenderBody, request_id: str, encoding: Encoding, sampling: Mapping[str, Json]) -> dict[str, Any]:
     """Returns a body for vLLM's /inference/v1/generate."""
     passed = {name: getattr(body, name) for name in PASSED}
     if not passed["stream"]:
@@ -331,6 +331,11 @@ def _request(
 
 
 ROUTES = tuple(
-    DialectRoute(path=f"/v1/{path}/render", dialect="vllm", handle=handle, render_error=render_error)
-    for path, handle in (("completions", completions), ("chat/completions", chat))
+    DialectRoute(
+        path=f"/v1/{path}/render", dialect="vllm", handle=handle, render_error=render_error, form=form, tasks=GENERATION
+    )
+    for path, handle, form in (
+        ("completions", completions, COMPLETION_FORM),
+        ("chat/completions", chat, CHAT_FORM),
+    )
 )

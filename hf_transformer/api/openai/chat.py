@@ -48,7 +48,7 @@ from hf_transformer.types.request import Context, Json
 Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
-class ChatBody(ChoicesBody, kw_only=True):
+class ChatRequest(ChoicesBody, kw_only=True):
     """A request for a chat completion."""
 
     messages: Messages
@@ -71,7 +71,7 @@ class ChatBody(ChoicesBody, kw_only=True):
     echo: Annotated[Json, only(False, because="a chat has no prompt to echo")] = None
 
 
-FORM: Final = Form(ChatBody)
+FORM: Final = Form(ChatRequest)
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
@@ -83,7 +83,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
 
 
 async def prepare(
-    call: Call, model: GenerativeModel, body: ChatBody, names: Mapping[str, str], kind: type[Answer]
+    call: Call, model: GenerativeModel, body: ChatRequest, names: Mapping[str, str], kind: type[Answer]
 ) -> tuple[Answer, bool]:
     """Returns an answer that has not started, and whether the request asks for a stream. ``names`` are the client's
     names of fields, where these differ. Raises RequestError.
@@ -118,7 +118,7 @@ async def prepare(
     return made, stream
 
 
-def _read_logprobs(body: ChatBody) -> Named[int] | None:
+def _read_logprobs(body: ChatRequest) -> Named[int] | None:
     """Returns the number of top alternatives per token and the field that sets it; None without log probabilities."""
     count = body.top_logprobs
     if count is None:

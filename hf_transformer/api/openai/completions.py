@@ -41,7 +41,7 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's default number of new tokens."""
 
 
-class CompletionBody(ChoicesBody, kw_only=True):
+class CompletionRequest(ChoicesBody, kw_only=True):
     """A request for completions."""
 
     prompt: Annotated[
@@ -60,7 +60,7 @@ class CompletionBody(ChoicesBody, kw_only=True):
     add_special_tokens: Annotated[Json, only(True, because="the service adds them (--disable_special_tokens)")] = None
 
 
-FORM: Final = Form(CompletionBody)
+FORM: Final = Form(CompletionRequest)
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
@@ -85,7 +85,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
     return answer if stream else await answer.whole()
 
 
-def _read_sampling(body: CompletionBody, task: TextGeneration) -> Sampling:
+def _read_sampling(body: CompletionRequest, task: TextGeneration) -> Sampling:
     """Converts the sampling parameters. Raises InvalidInput or TooLarge."""
     if body.echo and not task.knows_full_text:
         raise InvalidInput("echo", "false", "true", f"{task.name} returns the new text only")

@@ -24,7 +24,7 @@ from hf_transformer.api.bodies import GENERATION, choose_model, read_declared
 from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.chat_tools import FunctionName, without_nulls
 from hf_transformer.api.chats import TEXT_ONLY, TemplateVariables
-from hf_transformer.api.openai.chat import ChatAnswer, ChatBody, prepare
+from hf_transformer.api.openai.chat import ChatAnswer, ChatRequest, prepare
 from hf_transformer.api.openai.generation import GenerationBody, usage
 from hf_transformer.api.openai.structured import (
     FunctionNamed,
@@ -191,7 +191,7 @@ class FlatNamedTool(OpenBody):
 NOT_STORED, ALL_ITEMS = "the service stores nothing", "the service stores nothing; send all items as input"
 
 
-class ResponsesBody(GenerationBody, kw_only=True):
+class ResponsesRequest(GenerationBody, kw_only=True):
     """A request for a response."""
 
     input: Annotated[
@@ -232,7 +232,7 @@ class ResponsesBody(GenerationBody, kw_only=True):
     truncation: Annotated[Json, only("disabled", because="the service drops no items of a conversation")] = None
 
 
-FORM, FLAT_TOOL = Form(ResponsesBody), Form(FlatTool)
+FORM, FLAT_TOOL = Form(ResponsesRequest), Form(FlatTool)
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
@@ -240,7 +240,7 @@ async def create(service: Service, call: Call) -> Response | TextStream:
     body = read_declared(call, FORM)
     model = generative(choose_model(service, call, body.model, GENERATION), "responses")
     messages, calls = _read_input(body.input, body.instructions, call.context.ignored)
-    asked = ChatBody(
+    asked = ChatRequest(
         **{name: getattr(body, name) for name in GenerationBody.__struct_fields__},
         messages=messages,
         logprobs=LOGPROBS in (body.include or ()) or bool(body.top_logprobs),

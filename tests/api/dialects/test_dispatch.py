@@ -10,10 +10,10 @@ import pytest
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import DialectRoute, by_path, choose_route, endpoints, errors_by_path
-from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service
+from hf_transformer.api.table import ROUTES
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.types.http import Response
 from tests.api.generating import ServedModel
