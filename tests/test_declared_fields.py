@@ -156,6 +156,8 @@ class Limited(Body):
     ] = None
     suffix: Annotated[Any, only("", because="the service can't insert text")] = None
     call: Annotated[Any, only(because="calls are elsewhere")] = None
+    one: Annotated[Any, only(1)] = None
+    true: Annotated[Any, only(True)] = None
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,8 @@ class Limited(Body):
         ({"stop": [1]}, InvalidInput, "stop[0]: expected a string, got a number"),
         ({"stop": 1}, InvalidInput, "stop: expected a string or a list, got a number"),
         ({"suffix": "x"}, InvalidInput, "suffix: expected \"\", got 'x'; the service can't insert text"),
+        ({"one": True}, InvalidInput, "one: expected 1, got true"),
+        ({"true": 1}, InvalidInput, "true: expected true, got 1"),
         ({"call": {}}, InvalidInput, "call: expected no such field, got an empty object; calls are elsewhere"),
     ],
     ids=str,

@@ -98,8 +98,11 @@ class GenerateBody(BackendParameters, kw_only=True):
     """A request for text. Parameters may be fields of the body, or of ``parameters``."""
 
     text_input: Annotated[
-        str | Annotated[list[str], Meta(min_length=1, max_length=1)],
-        about("The prompt, also as a list of one.", expected="a string"),
+        str,
+        about(
+            "The prompt, also as a list of one.",
+            shown=(str, Annotated[list[str], Meta(min_length=1, max_length=1)]),
+        ),
     ]
     id: Annotated[str | None, about("Name of the request, which the answer repeats.")] = None
     model_name: Annotated[Json, NO_EFFECT] = None
@@ -176,8 +179,7 @@ def read_body(
     stream = (streamed or False) if body.stream is None else body.stream
     _set_full_text(body, stream if streamed is None else streamed)
     request = task.convert(body, names)
-    prompt = body.text_input if isinstance(body.text_input, str) else body.text_input[0]
-    request = replace(request, prompts=[prompt], name=PROMPT, single=True)
+    request = replace(request, prompts=[body.text_input], name=PROMPT, single=True)
     extra = [name for name, switch in EXTRA_OUTPUTS.items() if getattr(body, switch)]
     return GenerateRequest(request, stream, extra, body.id)
 
@@ -221,9 +223,12 @@ def _merge(payload: Mapping[str, Json]) -> tuple[dict[str, Json], dict[Path, Pat
     InvalidInput or TooLarge.
     """
     merged = _normalize(payload)
+    prompt = merged.get(PROMPT)
+    if isinstance(prompt, list) and len(prompt) == 1:  # a tensor of one element may be a list or a string
+        merged[PROMPT] = prompt[0]
     inner = expect(merged.pop("parameters", None), dict | None, "parameters", "an object")
     nested = _normalize(inner or {})
-    paths: dict[Path, Path] = {("parameters", name): (name,) for name in merged}
+    paths: dict[Path, Path] = {("parameters", name): (name,) for name in (PROMPT, *merged)}
     source: Path = (SAMPLING,) if SAMPLING in merged else ("parameters", SAMPLING)
     texts = [one.pop(SAMPLING) for one in (merged, nested) if SAMPLING in one]
     if len(texts) == 2 and texts[0] != texts[1]:
@@ -253,7 +258,7 @@ def _convert(body: BackendParameters, names: dict[str, str]) -> None:
         body.ignore_eos, names["ignore_eos"] = True, "end_id"
     elif body.end_id is not None:
         if body.stop_token_ids is None:
-            names["stop_token_ids"] = "end_id"
+            names |= {"stop_token_ids": "end_id"}
         body.stop_token_ids = [*(body.stop_token_ids or ()), body.end_id]
 
 

@@ -105,7 +105,7 @@ def only(*values: Json, because: str = "") -> Meta:
     error for another one. Without values, the field is refused."""
     return Meta(
         description="Without effect.",
-        extra={"only": values, "hint": because},
+        extra={"only": values, "hint": because, "kinds": repr(values)},  # typing takes Annotated with 1 and True as one
         extra_json_schema={"enum": [*values, *([] if None in values else [None])]},
     )
 

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from hf_transformer import __version__
 from hf_transformer.api import openapi, pages
 from hf_transformer.api.call import TRITON_PARAMETERS
+from hf_transformer.api.chats import OTHER_MESSAGE
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
@@ -236,14 +237,14 @@ def _constants(schema: dict[str, Any]) -> list[str]:
 def test_the_document_has_all_fields_of_each_api(task: str) -> None:
     schemas = described(task)[1]["components"]["schemas"]
     more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
-    generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *generation_task.PARAMETERS}
+    generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *generation_task.FORM.names}
     for name, fields in {
-        "EmbeddingsRequest": embeddings.FIELDS,
-        "RerankRequest": rerank.FIELDS,
-        "CompletionRequest": completions.FIELDS,
-        "ChatRequest": chat.FIELDS,
-        "ChatMessage": chat.MESSAGE_FIELDS,
-        "ResponsesRequest": responses.FIELDS,
+        "EmbeddingsRequest": embeddings.EMBEDDINGS.names,
+        "RerankRequest": rerank.RERANK.names,
+        "CompletionRequest": completions.FORM.names,
+        "ChatRequest": chat.FORM.names,
+        "ChatMessage": {*OTHER_MESSAGE.names} - {"function_call"},
+        "ResponsesRequest": responses.FORM.names,
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import orjson
+from msgspec import field
 
 from hf_transformer.api.bodies import (
     GENERATION,
@@ -70,18 +71,18 @@ class SamplingParamsFields(PassedFields):
     top_p: Number = 1.0
     top_k: int = 0
     seed: int | None = None
-    stop: Annotated[str | list[Json], about(expected="a string or a list of strings")] = []
-    stop_token_ids: list[Json] = []
+    stop: Annotated[str | list[Json], about(expected="a string or a list of strings")] = field(default_factory=list)
+    stop_token_ids: list[Json] = field(default_factory=list)
     ignore_eos: bool = False
     min_tokens: int = 0
     prompt_logprobs: int | None = None
-    logprob_token_ids: list[Json] = []
+    logprob_token_ids: list[Json] = field(default_factory=list)
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: dict[str, Json] | None = None
     logit_bias: dict[str, Json] | None = None
-    bad_words: list[Json] = []
+    bad_words: list[Json] = field(default_factory=list)
     allowed_token_ids: list[Json] | None = None
     thinking_token_budget: int | None = None
     repetition_detection: dict[str, Json] | None = None
@@ -103,9 +104,7 @@ class RenderBody(SamplingParamsFields):
     max_tokens: Annotated[int | None, about("Maximum number of new tokens of a text.")] = None
     echo: Annotated[bool, about("Whether the answer includes the prompt.")] = False
     user: Annotated[Json, NO_EFFECT] = None
-    truncate_prompt_tokens: Annotated[int | None, about("Number of a prompt's tokens; -1 for the model's length.")] = (
-        None
-    )
+    truncate_prompt_tokens: Annotated[int | None, about("Maximum length of a prompt; -1 for the model's.")] = None
     truncation_side: Annotated[Literal["left", "right"] | None, about("The side of a prompt that is cut.")] = None
     add_special_tokens: Annotated[bool | None, about("Whether the tokenizer adds special tokens.")] = None
     return_token_offsets: Annotated[bool, about("Whether the answer has the tokens' offsets in the text.")] = False
