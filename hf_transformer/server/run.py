@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import uvicorn
 
@@ -97,6 +97,11 @@ class ServerConfig(uvicorn.Config):
         self.certificate.value.load_into(self.ssl)
 
 
+ACCEPTED_AT_ONCE: Final = 16
+"""The most new connections in one turn of the event loop. libuv accepts one for each listening handle, so with a single
+handle new clients of a service under load wait for as many turns as there are clients before them."""
+
+
 class Server(uvicorn.Server):
     """Serves until a signal. With ``impatient``, a second signal ends the process immediately.
 
@@ -121,6 +126,11 @@ class Server(uvicorn.Server):
         """
         with self.capture_signals():
             super().run(sockets)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Runs uvicorn, with ACCEPTED_AT_ONCE handles for each socket."""
+        duplicates = [each.dup() for each in sockets or () for _ in range(ACCEPTED_AT_ONCE - 1)]
+        await super().serve(sockets if sockets is None else [*sockets, *duplicates])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
