@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from typing import Any
 
+import pytest
 import uvloop
 
 from hf_transformer.commands.local_triton import HOST
@@ -15,7 +18,10 @@ from tests.support.raw_http import connected_to
 CLIENTS = 60
 
 
-def test_a_turn_of_the_event_loop_accepts_several_connections() -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_turn_of_the_event_loop_accepts_several_connections(
+    run: Callable[[Coroutine[Any, Any, int]], int],
+) -> None:
     """Each turn of a loaded service takes long, so new clients would wait for as many as there are before them."""
 
     async def turns() -> int:
@@ -29,7 +35,7 @@ def test_a_turn_of_the_event_loop_accepts_several_connections() -> None:
                     count += 1
                 return count
 
-    assert uvloop.run(turns()) < CLIENTS / 4
+    assert run(turns()) < CLIENTS / 4
 
 
 async def test_no_connection_is_accepted_after_the_end() -> None:
