@@ -154,10 +154,10 @@ class SequenceAssembler:
         tokens = []
         while waiting and (is_end or waiting[0][0] < self._released):
             offset, score = waiting.popleft()
-            top = tuple(
+            top = [
                 TokenText(*text_and_bytes(token), logprob, id=token, rank=rank)
                 for rank, (token, logprob) in enumerate(score.top, 1)
-            )
+            ]
             # The offset may include trailing spaces that the cleanup has removed.
             offset = self._start + min(offset, self._released)
             tokens.append(TokenText(*text_and_bytes(score.id), score.logprob, top, offset, score.id, score.rank))

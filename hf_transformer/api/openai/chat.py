@@ -61,7 +61,7 @@ RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_fi
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
 Delta = tuple[dict[str, Json], Json, str | None]
 """A change of the message, its log probabilities, and the finish reason."""
-_CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
+_CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
 Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
@@ -415,8 +415,8 @@ class ChatAnswer(GeneratedAnswer):
 
 def _choice(index: int, delta: dict[str, Json], logprobs: Json, finish: str | None) -> bytes:
     """Serializes the choice of a chunk. One with text alone is a template with only what changes."""
-    if len(delta) == 1 and logprobs is None and "content" in delta:
-        return _CONTENT % (index, orjson.dumps(delta["content"]))
+    if len(delta) == 1 and "content" in delta:
+        return _CONTENT % (index, orjson.dumps(delta["content"]), orjson.dumps(logprobs))
     return orjson.dumps({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
 
 
