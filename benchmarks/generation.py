@@ -7,7 +7,8 @@ A real Triton runs models that send tokens at a known pace; any further delay is
 directly and through the service, over gRPC and over REST, in alternating runs. Then one stream, and 16 at a time, read
 a tiny GPT-2 whose tokens the service samples. Writes results/generation.md. The exit code is 1 if a goal was missed.
 
-``--price`` measures the price of a token instead, without Triton (token_price.py), and writes results/token_price.md.
+``--price`` measures the price of a token instead, without Triton (token_price.py), and updates the sections
+of its rows in results/token_price.md.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from benchmarks.pairs import Checkout, add_flags, environment, paired
 from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds
 from benchmarks.repository import CODE, TensorConfig, python_config
 from benchmarks.token_price import PricePage, PriceRuns
+from hf_transformer import __version__
 from hf_transformer.commands.local_triton import HOST, LocalTriton
 from hf_transformer.protocol.generate import encode_generate_request
 from hf_transformer.protocol.grpc import SERVICE, encode_infer_request
@@ -437,24 +439,26 @@ def measure_steps(page: Page, service: ServiceProcess, options: argparse.Namespa
 
 
 def measure_price(options: argparse.Namespace) -> int:
-    """Measures the price of a token, and writes its page; returns 1 if a goal was missed."""
+    """Measures the price of a token, and updates its page; returns 1 if a goal was missed."""
     rounds, seconds = (1, 1.6) if options.quick else (options.rounds, min(options.seconds, 2.6))
     command = f"python -m benchmarks.generation --price {options.price}".strip()
     page = PricePage(
-        f"# The price of a token\n\n{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}; "
-        f"`{command} --rounds {rounds}`; load average {os.getloadavg()[0]:.1f} at the start. "
-        "[What is measured](../README.md#the-price-of-a-token)."
+        f"hf-transformer {__version__}, {platform.platform()}, {os.cpu_count()} CPUs, Python "
+        f"{platform.python_version()}; `{command} --rounds {rounds}`; load average {os.getloadavg()[0]:.1f} at the "
+        "start."
     )
     with tempfile.TemporaryDirectory(prefix="hf-transformer-price-") as name:
         folder = Path(name)
         for model in ("text", "tokens"):
             shutil.copytree(task_model_folder("gpt2_past"), folder / model)
-        PriceRuns(folder, options.checkout, options.own_python, rounds, seconds, options.quick).run(page, options.price)
+        runs = PriceRuns(folder, options.checkout, options.own_python, rounds, seconds, options.quick)
+        missed = runs.run(page, options.price)
     print(page.text())
-    if not (options.quick or options.price):
+    if not options.quick:
         options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "token_price.md").write_text(page.text())
-    return 1 if page.missed else 0
+        file = options.results / "token_price.md"
+        file.write_text(page.text(file.read_text() if file.is_file() else ""))
+    return int(missed)
 
 
 def main() -> int:

@@ -180,6 +180,10 @@ class GrpcConnection(asyncio.Protocol):
         self._h2.initiate_connection()
         self._flush()
 
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():  # asyncio would log each write after the client has left
+            self._transport.write(data)
+
     def _flush(self) -> None:
         if data := self._h2.data_to_send():
             self._transport.write(data)
@@ -206,7 +210,7 @@ class GrpcConnection(asyncio.Protocol):
             items = [frame(stream, grpc_answer(request.model_name, number, wanted)) for number in range(10)]
             self._h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
             self._flush()
-            self._pace.add(Stream(self._transport.write, items, lambda: self._end(stream), self._count(request)))
+            self._pace.add(Stream(self._write, items, lambda: self._end(stream), self._count(request)))
             return
         message = unary(path, body)
         self._h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
@@ -262,6 +266,10 @@ class RestConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
     def data_received(self, data: bytes) -> None:
         self._data += data
         while b"\r\n\r\n" in self._data:
@@ -283,7 +291,7 @@ class RestConnection(asyncio.Protocol):
             items = [rest_answer(model, number, ()) for number in range(10)]
             head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
             self._transport.write(head)
-            self._pace.add(Stream(self._transport.write, items, lambda: b"0\r\n\r\n", int(count)))
+            self._pace.add(Stream(self._write, items, lambda: b"0\r\n\r\n", int(count)))
             return
         answer: dict[str, Any] = {}
         if model in MODELS and len(parts) == 1:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -45,6 +46,11 @@ MIN_AT_ONCE: Final = 25_000.0
 MAX_FIRST_MS: Final = 1.0
 """Goal: the first token after that of tritonclient, with 32 streams."""
 MIN_JAIN: Final = 0.9
+INTRODUCTION: Final = (
+    "[What is measured](../README.md#the-price-of-a-token). The goals are for those who change the code.\n"
+)
+    "[What is measured](../README.md#the-price-of-a-token). The goals are for those who change the code.\n"
+)
 TEMPLATE: Final = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -270,24 +276,40 @@ def jain(counts: Sequence[int]) -> float:
 # The page
 
 
-@dataclass(slots=True)
 class PricePage:
-    """Tables, and the goals that were missed."""
+    """Sections with a table and its missed goals, by title. ``about`` stands in each, since they are measured apart."""
 
-    title: str
-    parts: list[str] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
+    def __init__(self, about: str) -> None:
+        self._about = about
+        self._sections: dict[str, str] = {}
+        self._title = ""
+        self._missed: list[str] = []
 
     def table(self, title: str, columns: str) -> None:
-        self.parts += [f"\n## {title}\n", columns, "|".join(["", *["---"] * (columns.count("|") - 1), ""])]
+        self._title = title
+        lines = (self._about, "", columns, "|".join(["", *["---"] * (columns.count("|") - 1), ""]))
+        self._sections[title] = "\n".join(lines) + "\n"
+
+    def row(self, *cells: object) -> None:
+        self._sections[self._title] += f"| {' | '.join(map(str, cells))} |\n"
 
     def goal(self, name: str, value: float, limit: float, least: bool = False) -> None:
         if (value < limit) if least else (value > limit):
-            self.missed.append(f"{name}: {value:,.2f}, goal {limit:,.2f}")
+            self._missed.append(f"{name}: {value:,.2f}, goal {limit:,.2f}")
 
-    def text(self) -> str:
-        goals = [f"- missed: {line}" for line in self.missed] or ["All are met."]
-        return "\n".join([self.title, *self.parts, "\n## Goals of those who change the code\n", *goals]) + "\n"
+    def end(self) -> bool:
+        """Ends the section with its missed goals; returns whether there are any."""
+        goals = [f"- missed: {line}" for line in self._missed] or ["All goals are met."]
+        self._sections[self._title] += "\n" + "\n".join(goals) + "\n"
+        missed, self._missed = bool(self._missed), []
+        return missed
+
+    def text(self, before: str = "") -> str:
+        """The page, with the sections of the page ``before`` that were not measured again."""
+        sections = dict(section.split("\n\n", 1) for section in before.split("\n## ")[1:])
+        sections |= self._sections
+        parts = [f"## {title}\n\n{content.rstrip()}\n" for title, content in sections.items()]
+        return "\n".join(["# The price of a token\n", INTRODUCTION, *parts])
 
 
 class PriceRuns:
@@ -303,14 +325,19 @@ class PriceRuns:
         self._seconds = seconds
         self._quick = quick
 
-    def run(self, page: PricePage, only: str) -> None:
+    def run(self, page: PricePage, only: str) -> bool:
+        """Measures the rows whose names contain ``only``; returns whether a goal was missed."""
         (self._folder / "chat.jinja").write_text(TEMPLATE)
         rows: Mapping[str, Callable[[PricePage], None]] = {
-            "pace": self.pace, "once": self.once, "first": self.first, "fair": self.fair, "options": self.options,
+            "pace-spread": partial(self.pace, "spread"), "pace-steps": partial(self.pace, "steps"),
+            "once": self.once, "first": self.first, "fair": self.fair, "options": self.options,
         }  # fmt: skip
+        missed = False
         for name, row in rows.items():
             if only in name:
                 row(page)
+                missed = page.end() or missed
+        return missed
 
     @contextmanager
     def services(
@@ -342,16 +369,16 @@ class PriceRuns:
             for name, made in runs.items()
         }
 
-    def pace(self, page: PricePage) -> None:
+    def pace(self, arrivals: str, page: PricePage) -> None:
         """CPU per token at 50 tokens a second per stream."""
         names = [OURS, *(one.name for one in self._checkouts if one), RAW]
-        page.table("CPU per token, µs", f"| predictor | arrivals | streams | {' | '.join(names)} |")
-        for arrivals in ("spread", "steps"):
-            with scripted(arrivals) as predictor:
-                for protocol in PROTOCOLS:
-                    with self.services(predictor, protocol) as versions:
-                        for streams in STREAMS:
-                            self._pace_row(page, predictor, versions, Load(streams, self._seconds, arrivals), protocol)
+        title = "CPU per token, tokens spread" if arrivals == "spread" else "CPU per token, tokens in steps"
+        page.table(f"{title}, µs", f"| predictor | streams | {' | '.join(names)} |")
+        with scripted(arrivals) as predictor:
+            for protocol in PROTOCOLS:
+                with self.services(predictor, protocol) as versions:
+                    for streams in STREAMS:
+                        self._pace_row(page, predictor, versions, Load(streams, self._seconds, arrivals), protocol)
 
     def _pace_row(
         self,
@@ -368,7 +395,7 @@ class PriceRuns:
             systems[RAW] = lambda: raw(predictor.grpc_address, load)
         found = self._medians(systems)
         columns = [f"{found[name].cpu:.0f}" if name in found else "" for name in (*versions, RAW)]
-        page.parts.append(f"| {protocol} | {load.arrivals} | {load.streams} | {' | '.join(columns)} |")
+        page.row(protocol, load.streams, *columns)
         where = f"{protocol}, {load.arrivals}, {load.streams} streams"
         if protocol == "REST" and load.arrivals == "steps":
             page.goal(f"{where}: µs per token", found[OURS].cpu, MAX_REST_US)
@@ -387,7 +414,7 @@ class PriceRuns:
                     for name, service in versions.items():
                         systems[name] = lambda service=service: through(service, load)  # type: ignore[misc]
                     for name, run in self._medians(systems).items():
-                        page.parts.append(f"| {protocol} | {name} | {run.rate:,.0f} | {run.cpu:.0f} |")
+                        page.row(protocol, name, f"{run.rate:,.0f}", f"{run.cpu:.0f}")
                         if name == OURS:
                             page.goal(f"{protocol}, at once: tokens/s", run.rate, MIN_AT_ONCE, least=True)
 
@@ -404,7 +431,7 @@ class PriceRuns:
                     pairs.append((alone, first_tokens(versions[OURS], streams, rounds)))
                 later = statistics.median(ours - alone for alone, ours in pairs)
                 alone, ours = (statistics.median(side) for side in zip(*pairs, strict=True))
-                page.parts.append(f"| {streams} | {alone:.2f} | {ours:.2f} | {later:.2f} |")
+                page.row(streams, f"{alone:.2f}", f"{ours:.2f}", f"{later:.2f}")
                 if streams == 32:
                     page.goal("first token, 32 streams: ms later than tritonclient's", later, MAX_FIRST_MS)
 
@@ -419,8 +446,7 @@ class PriceRuns:
                     for name, service in versions.items():
                         run = through(service, load)
                         index, least, most = jain(run.counts), min(run.counts), max(run.counts)
-                        numbers = f"{index:.2f} | {least} | {most} | {run.rate:,.0f}"
-                        page.parts.append(f"| {protocol} | {name} | {numbers} |")
+                        page.row(protocol, name, f"{index:.2f}", least, most, f"{run.rate:,.0f}")
                         if name == OURS:
                             page.goal(f"{protocol}, overloaded: Jain's index", index, MIN_JAIN, least=True)
 
@@ -437,5 +463,5 @@ class PriceRuns:
                     found = self._medians(systems)
                     for name, run in found.items():
                         ratio = run.cpu / found["plain"].cpu
-                        page.parts.append(f"| {protocol} | {name} | {run.cpu:.0f} | {ratio:.2f} |")
+                        page.row(protocol, name, f"{run.cpu:.0f}", f"{ratio:.2f}")
                         page.goal(f"{protocol}, {name}: over the plain stream", ratio, MAX_RATIO)
