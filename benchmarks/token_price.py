@@ -49,8 +49,6 @@ MIN_JAIN: Final = 0.9
 INTRODUCTION: Final = (
     "[What is measured](../README.md#the-price-of-a-token). The goals are for those who change the code.\n"
 )
-    "[What is measured](../README.md#the-price-of-a-token). The goals are for those who change the code.\n"
-)
 TEMPLATE: Final = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
