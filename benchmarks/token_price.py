@@ -117,6 +117,8 @@ class ChatStream(asyncio.Protocol):
         if count:
             self._counts[self._index] += count
             self.first = self.first or time.perf_counter()
+        if self._ended.done():  # the load has ended
+            return
         if data.endswith(b"\r\n0\r\n\r\n"):
             self._rest = b""
             self._ended.set_result(None)
@@ -228,9 +230,10 @@ def raw(address: str, load: Load) -> Run:
 
         async def one(index: int) -> None:
             await asyncio.sleep(load.stagger(index))
-            call = method(raw_request(load.tokens))
-            while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                counts[index] += 1
+            while True:  # until the end of the load
+                call = method(raw_request(load.tokens))
+                while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                    counts[index] += 1
 
         async with grpc.aio.insecure_channel(address) as channel:
             method: Any = channel.unary_stream(f"/{SERVICE}/ModelStreamInfer", None, None)
@@ -411,6 +414,8 @@ class PriceRuns:
                     systems: dict[str, Callable[[], Run]] = {}
                     for name, service in versions.items():
                         systems[name] = lambda service=service: through(service, load)  # type: ignore[misc]
+                    if protocol == "gRPC":
+                        systems[RAW] = lambda: raw(predictor.grpc_address, load)
                     for name, run in self._medians(systems).items():
                         page.row(protocol, name, f"{run.rate:,.0f}", f"{run.cpu:.0f}")
                         if name == OURS:
