@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Final
 
+import orjson
+
 from hf_transformer.api.bodies import GENERATION, TEXTS_OR_IDS, choose_model, read_declared, read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.openai.generation import (
@@ -37,6 +39,8 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TokenIds
 
+_TEXT = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
+"""The choice of a chunk with text alone."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default number of new tokens."""
 
@@ -123,9 +127,11 @@ class CompletionAnswer(GeneratedAnswer):
         choice = {"index": index, "text": whole.text, "logprobs": None if top is None else _logprobs(tokens, top)}
         return {**choice, "finish_reason": whole.finish, **self.prompt_logprobs(whole)}
 
-    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        is_empty = not piece.text and not piece.tokens and piece.finish is None
-        return () if is_empty else (self.choice(index, piece),)
+    def choices(self, index: int, piece: Piece) -> Sequence[bytes]:
+        if self._request.sampling.logprobs is not None or piece.finish is not None:
+            is_empty = not piece.text and not piece.tokens and piece.finish is None
+            return () if is_empty else (orjson.dumps(self.choice(index, piece)),)
+        return (_TEXT % (index, orjson.dumps(piece.text)),) if piece.text else ()
 
 
 def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:
