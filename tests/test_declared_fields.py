@@ -57,6 +57,11 @@ class Ranking(Body):
     labels: Annotated[dict[Annotated[str, Meta(max_length=2)], str], Meta(max_length=2)] | None = None
 
 
+class Defaults(Body):
+    flag: Annotated[bool, about("A flag.")] = True
+    size: int | Literal["all"] = "all"
+
+
 class Texts(Body):
     texts: Annotated[Any, about(expected="a text or a list of texts", shown=(str, list[str]))]
 
@@ -205,6 +210,15 @@ def test_a_field_of_any_value_may_be_required() -> None:
     for body in ({}, {"texts": None}):
         with pytest.raises(InvalidInput, match=r"^texts: expected a text or a list of texts, got nothing$"):
             Form(Texts).read(body)
+
+
+def test_null_is_a_field_s_default() -> None:
+    form = Form(Defaults)
+    assert form.read({"flag": None, "size": None}) == Defaults()
+    properties = json_schemas([Defaults])[1]["Defaults"]["properties"]
+    flag = {"description": "A flag.", "default": True, "anyOf": [{"type": "boolean"}, {"type": "null"}]}
+    assert properties["flag"] == flag
+    assert properties["size"]["anyOf"] == [{"type": "integer"}, {"enum": ["all"]}, {"type": "null"}]
 
 
 def test_a_part_of_a_body_has_its_path() -> None:

@@ -122,8 +122,7 @@ def read_texts(
     if type(items[0]) is int:
         return [read_ids(items, path)], True
     budget.few(path, items)
-    expect_types(items, TEXT_OR_IDS, path, "a string or a list of token ids")
-    if list not in set(map(type, items)):
+    if list not in expect_types(items, TEXT_OR_IDS, path, "a string or a list of token ids"):
         return items, False
     return [
         item if isinstance(item, str) else read_ids(item, (*path, index)) for index, item in enumerate(items)

@@ -7,7 +7,7 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
@@ -18,13 +18,13 @@ from hf_transformer.types.fields import Body, Form, NonEmpty, OpenBody, about
 from hf_transformer.types.request import Answers, Json, RequestBudget
 from hf_transformer.types.tensors import Array
 
-INSTANCE = {
+INSTANCE: Mapping[Path, Path] = {
     ("documents", 0): ("documents",),
     ("documents", 0, "texts"): ("documents",),
     ("documents", 0, "query"): ("query",),
 }
 """The names of fields for ranked documents: the task has a single instance with all of them."""
-SINGLE_INPUT = {("input", 0): ("input",)}
+SINGLE_INPUT: Mapping[Path, Path] = {("input", 0): ("input",)}
 """The names of fields where ``input`` is a single text."""
 
 

@@ -34,7 +34,7 @@ Priority: TypeAlias = Annotated[Json, only(0, because="the service has no priori
 SpecialTokens: TypeAlias = Annotated[Json, only(True, because="the service adds them (--disable_special_tokens)")]
 Unused: TypeAlias = Annotated[str | None, NO_EFFECT]
 
-TRUNCATES: Mapping[bool | str, Mapping[str, Json]] = {
+TRUNCATES: Mapping[bool | str, dict[str, Json]] = {
     True: {"truncation": True},
     "END": {"truncation": True},
     "START": {"truncation": True, "truncation_side": "left"},

@@ -45,7 +45,7 @@ def _openai(path: str, dialect: str, endpoint: str, create: Create, answer: Any)
         render_error=render_for_all,
         form=embeddings.EMBEDDINGS if endpoint == "embeddings" else rerank.RERANK,
         tasks=TASKS[endpoint],
-        answer=answer,
+        answers=(answer,),
     )
 
 

@@ -266,9 +266,18 @@ def json_schemas(kinds: Iterable[Any]) -> tuple[list[dict[str, Json]], dict[str,
             if "default" in said:
                 values.append({"type": "null"})
             properties[name] = said | (values[0] if len(values) == 1 else {"anyOf": values})
+        elif struct in kinds and properties[name].get("default") is not None:  # null counts as absent
+            properties[name] = _or_null(properties[name])
         for alias in extra.get("also", ()):
             properties[alias] = {**properties[name], "description": f"Another name of {name}."}
     return list(schemas[: len(kinds)]), components
+
+
+def _or_null(schema: dict[str, Json]) -> dict[str, Json]:
+    """A schema that also allows null."""
+    said = {key: value for key, value in schema.items() if key in ("description", "default")}
+    values = {key: value for key, value in schema.items() if key not in said}
+    return said | {"anyOf": [*(values["anyOf"] if values.keys() == {"anyOf"} else [values]), {"type": "null"}]}
 
 
 def _structs(declared: Any, found: set[type[Struct]]) -> set[type[Struct]]:

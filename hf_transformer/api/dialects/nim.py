@@ -9,6 +9,7 @@ Source: https://docs.nvidia.com/nim/nemo-retriever/text-reranking/latest/referen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Struct
@@ -29,7 +30,7 @@ from hf_transformer.types.paths import EACH
 from hf_transformer.types.request import Json, Query
 
 TEXT = '{"text": string}, since the model reads texts'
-INSTANCE = {
+INSTANCE: Mapping[Path, Path] = {
     ("instances", 0): ("passages",),
     ("instances", 0, "query"): ("query", "text"),
     ("instances", 0, "texts"): ("passages",),

@@ -49,7 +49,7 @@ class DialectRoute:
         form: the type of the body. Where several routes share a path, a body with all required fields of this type is
             this dialect's.
         tasks: the names of the tasks whose models answer.
-        answer: the type of the answer's body.
+        answers: the types of the answer's body, which has one of them; none for an answer of any type.
     """
 
     path: str
@@ -59,7 +59,7 @@ class DialectRoute:
     status: Callable[[RequestError], int] = status_of
     form: Form[Any] | None = None
     tasks: Sequence[str] = ()
-    answer: Any = None
+    answers: Sequence[Any] = ()
 
     @property
     def fields(self) -> frozenset[str]:
@@ -78,7 +78,7 @@ def typed_route(
     tasks: Sequence[str],
     handle: TypedHandler[Kind],
     render_error: RenderError,
-    answer: Any = None,
+    answer: Any,
 ) -> DialectRoute:
     """Returns a route whose handler gets the model and the typed body."""
 
@@ -93,7 +93,7 @@ def typed_route(
         render_error=render_error,
         form=form,
         tasks=tasks,
-        answer=answer,
+        answers=(answer,),
     )
 
 

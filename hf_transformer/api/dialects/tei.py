@@ -382,7 +382,7 @@ def _choose(service: Service, call: Call, name: str | None, tasks: tuple[str, ..
     return choose_model(service, call, name, tasks)
 
 
-def _route(path: str, form: Form[Any], tasks: tuple[str, ...], run: Run, answer: Any) -> DialectRoute:
+def _route(path: str, form: Form[Any], tasks: tuple[str, ...], run: Run, *answers: Any) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
         # The route of the model's kind reads the body again, and knows which of its fields are unknown.
         body = form.read(payload) if form is KIND else read(form, payload, call.context)
@@ -393,7 +393,7 @@ def _route(path: str, form: Form[Any], tasks: tuple[str, ...], run: Run, answer:
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return await reply_arrays(result.body, call.context, service.executor, *headers)
 
-    return _dialect_route(path=path, handle=handle, form=form, tasks=tasks, answer=answer)
+    return _dialect_route(path=path, handle=handle, form=form, tasks=tasks, answers=answers)
 
 
 _dialect_route = partial(DialectRoute, dialect="tei", render_error=render_error, status=status_of)
@@ -403,10 +403,10 @@ ROUTES = (
     _route("/embed_sparse", EMBED_ALL, EMBEDDING, embed_sparse, list[list[TeiWeight]]),
     _route("/similarity", SIMILARITY, EMBEDDING, similarity, list[float]),
     _route("/rerank", RERANK, ("rerank",), rerank, list[TeiRank]),
-    _route("/predict", PREDICT, CLASSES, predict, list[TeiLabel] | list[list[TeiLabel]]),
+    _route("/predict", PREDICT, CLASSES, predict, list[TeiLabel], list[list[TeiLabel]]),
     _route("/tokenize", TOKENIZE, ALL, tokenize, list[list[TeiToken]]),
     _route("/decode", DECODE, ALL, decode, list[str]),
-    _route("/", KIND, PREDICTIVE, by_kind, Any),
-    _route("/invocations", KIND, PREDICTIVE, by_kind, Any),
-    _dialect_route(path="/vertex", handle=vertex, form=VERTEX, tasks=PREDICTIVE, answer=TeiPredictions),
+    _route("/", KIND, PREDICTIVE, by_kind),
+    _route("/invocations", KIND, PREDICTIVE, by_kind),
+    _dialect_route(path="/vertex", handle=vertex, form=VERTEX, tasks=PREDICTIVE, answers=(TeiPredictions,)),
 )

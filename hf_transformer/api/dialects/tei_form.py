@@ -177,7 +177,8 @@ def read_inputs(inputs: str | list[Json], budget: RequestBudget) -> list[Json]:
     if type(inputs[0]) is int:
         return [{"token_ids": inputs}]
     budget.few("inputs", inputs)
-    expect_types(inputs, TEXT_OR_IDS, "inputs", "a text or a list of token ids")
+    if list not in expect_types(inputs, TEXT_OR_IDS, "inputs", "a text or a list of token ids"):
+        return inputs
     return [{"token_ids": item} if type(item) is list else item for item in inputs]
 
 

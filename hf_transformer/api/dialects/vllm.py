@@ -281,7 +281,7 @@ class TokenizerBody(ModelBody, kw_only=True):
 
 
 class TokenizePromptRequest(TokenizerBody):
-    prompt: str
+    prompt: Annotated[str, about("The text.")]
     add_special_tokens: Annotated[bool, about("The special tokens around the prompt.")] = True
     return_token_strs: Annotated[bool, about("The names of tokens in the answer.")] = False
 
@@ -311,7 +311,7 @@ class TokenizeResponse(Struct):
 
 
 class DetokenizeResponse(Struct):
-    prompt: str
+    prompt: Annotated[str, about("The text.")]
 
 
 TOKENIZE_PROMPT, TOKENIZE_CHAT, DETOKENIZE = (

@@ -12,6 +12,7 @@ Sources: https://docs.voyageai.com/reference/contextualized-embeddings-api and t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from hf_transformer.api.bodies import ModelBody, rename_fields
@@ -31,13 +32,14 @@ from hf_transformer.api.retrieval import (
     unit_length,
 )
 from hf_transformer.api.service import Model, Service
+from hf_transformer.errors import Path
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.fields import Form, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH
 from hf_transformer.types.request import Json, Query
 
-CHUNKS = {("inputs", EACH, "chunks"): ("inputs", EACH)}
+CHUNKS: Mapping[Path, Path] = {("inputs", EACH, "chunks"): ("inputs", EACH)}
 """The names of fields: a document is the list of its chunks."""
 
 

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Final, TypeVar
 
+import orjson
+
 from hf_transformer.api.bodies import GENERATION, choose_model, read_declared
 from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.chat_tools import Tools, read_tools

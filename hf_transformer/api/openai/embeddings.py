@@ -16,6 +16,7 @@ Sources: https://platform.openai.com/docs/api-reference/embeddings/create and th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -42,7 +43,7 @@ from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query, RequestBudget
 
-CHUNKS_OF_INPUT = {("input", 0): ("input",), ("input", 0, "chunks"): ("input",)}
+CHUNKS_OF_INPUT: Mapping[Path, Path] = {("input", 0): ("input",), ("input", 0, "chunks"): ("input",)}
 """The names of fields for late chunking, where ``input`` is one instance."""
 SUFFIXES = {"-query": "query", "-passage": "passage"}
 """Endings of a model's name that mean an ``input_type``, as in NVIDIA NIM."""
