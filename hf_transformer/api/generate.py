@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Final, TypeAlias
 
 import orjson
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from hf_transformer.api.call import V2_PATHS, Call
 from hf_transformer.api.endpoint import Endpoint, Handle
@@ -39,7 +39,7 @@ from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL_BYTES, check_nesting
 from hf_transformer.tasks.base import GenerationSettings
-from hf_transformer.types.fields import NO_EFFECT, Form, about, only, unknown_fields
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, about, only, unknown_fields
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Context, Json
@@ -351,3 +351,16 @@ class GenerateStream(TextStream):
 
     def _event(self, number: Mapping[str, int], outputs: Outputs) -> bytes:
         return event(orjson.dumps({**self._head, **number, **_unwrap(outputs)}))
+
+
+class GenerateResponse(Body):
+    """An answer, or an event of a stream. With several texts of the prompt, the fields of each are lists."""
+
+    model_name: str
+    model_version: str
+    text_output: str | list[str]
+    id: str | UnsetType = UNSET
+    choice: Annotated[int | UnsetType, about("Index of the text in a stream of several.")] = UNSET
+    finish_reason: str | list[str] | UnsetType = UNSET
+    num_input_tokens: int | UnsetType = UNSET
+    num_output_tokens: int | list[int] | UnsetType = UNSET

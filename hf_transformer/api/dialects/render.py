@@ -37,7 +37,7 @@ from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge
 from hf_transformer.generation.model import GenerativeModel
-from hf_transformer.types.fields import NO_EFFECT, Form, Natural, about
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
@@ -329,12 +329,43 @@ def _request(body: RenderBody, request_id: str, encoding: Encoding, sampling: Ma
     }
 
 
+class RenderedRequest(Body):
+    """A body for vLLM's /inference/v1/generate."""
+
+    request_id: str
+    token_ids: list[int]
+    token_offsets: Annotated[
+        list[tuple[int, int]] | None, about("Starts and ends of tokens in the text, if the request asks for them.")
+    ]
+    sampling_params: Annotated[dict[str, Json], about("vLLM's SamplingParams, without its defaults.")]
+    model: str | None
+    output_mode: Literal["tokens"]
+    return_token_ids: bool | None
+    stream: bool
+    stream_options: dict[str, Json] | None
+    cache_salt: str | None
+    priority: int
+    kv_transfer_params: dict[str, Json] | None
+    ec_transfer_params: dict[str, Json] | None
+    features: None
+    content_parts: None
+    reasoning_ended: None
+    reasoning_parser_kwargs: None
+    parse_context: None
+
+
 ROUTES = tuple(
     DialectRoute(
-        path=f"/v1/{path}/render", dialect="vllm", handle=handle, render_error=render_error, form=form, tasks=GENERATION
+        path=f"/v1/{path}/render",
+        dialect="vllm",
+        handle=handle,
+        render_error=render_error,
+        form=form,
+        tasks=GENERATION,
+        answers=(answer,),
     )
-    for path, handle, form in (
-        ("completions", completions, COMPLETION_FORM),
-        ("chat/completions", chat, CHAT_FORM),
+    for path, handle, form, answer in (
+        ("completions", completions, COMPLETION_FORM, list[RenderedRequest]),
+        ("chat/completions", chat, CHAT_FORM, RenderedRequest),
     )
 )
