@@ -152,6 +152,7 @@ class Form(Generic[Kind]):
         self._names = Names(self._heads)
         self.names = tuple(names)
         self._known = frozenset(names)
+        self._special = frozenset((*self._others, *self._only))
 
     def read(self, payload: Json, ignored: list[str] | None = None, path: Path = ()) -> Kind:
         """Returns a body. ``path`` is the body's field, empty for a whole body. ``ignored`` gets the names of unknown
@@ -161,6 +162,16 @@ class Form(Generic[Kind]):
             InvalidInput: the body is no object, or has a field that is missing, unknown or invalid.
             TooLarge: a field exceeds its maximum, see ``limits`` of ``about``.
         """
+        if isinstance(payload, dict) and self._special.isdisjoint(payload) and None not in payload.values():
+            # Most bodies. Where msgspec refuses unknown fields, it finds them.
+            if self._refuses_unknown or payload.keys() <= self._known:
+                try:
+                    return convert(payload, self.kind)
+                except ValidationError:
+                    pass  # the rest finds the fault
+        return self._read_any(payload, ignored, path)
+
+    def _read_any(self, payload: Json, ignored: list[str] | None, path: Path) -> Kind:
         if not isinstance(payload, dict):
             raise InvalidInput(path or "body", "an object", describe(payload))
         if None in payload.values():
