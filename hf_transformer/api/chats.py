@@ -163,7 +163,9 @@ async def render_prompt(
 
 Documents: TypeAlias = Annotated[list[dict[str, Json]] | None, about("Documents, for templates that read them.")]
 ReasoningEffort: TypeAlias = Annotated[str | None, about("Variable of the template that also sets enable_thinking.")]
-OwnTemplate: TypeAlias = Annotated[Json, only(because="the service renders only templates of its operator")]
+OwnTemplate: TypeAlias = Annotated[
+    Json, only(because="the service renders only templates of its operator"), about("Refused: a template.")
+]
 
 
 class RenderedChat(Protocol):

@@ -34,7 +34,7 @@ from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event, not_streamed
 from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
-from hf_transformer.generation.parameters import Seed, TextGenerationParameters
+from hf_transformer.generation.parameters import PROMPT_LOGPROBS, Seed, TextGenerationParameters
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL_BYTES, check_nesting
@@ -112,8 +112,9 @@ class GenerateBody(BackendParameters, kw_only=True):
 
 
 FORM: Final = Form(GenerateBody)
-PARAMETERS: Final = frozenset((*Form(BackendParameters).names, SAMPLING, "image", "lora_name"))
-"""Parameters of Triton's vLLM and TensorRT-LLM backends. The last two are refused."""
+REFUSED: Final = ("logprobs", PROMPT_LOGPROBS, "truncate_prompt_tokens", "image", "lora_name")
+PARAMETERS: Final = frozenset((*Form(BackendParameters).names, SAMPLING, *REFUSED))
+"""Parameters of Triton's vLLM and TensorRT-LLM backends, which are refused if the service lacks them."""
 ABOUT: Final = ("id", "model_name", "model_version")
 ENVELOPE: Final = frozenset(GenerateBody.__struct_fields__) - frozenset(BackendParameters.__struct_fields__)
 """Fields of the body alone."""

@@ -47,45 +47,51 @@ TRUNCATE_PROMPT_TOKENS: Final = "truncate_prompt_tokens"
 Number: TypeAlias = Annotated[int | float, about(expected="a number")]
 
 
+REPEATED: Final = about("Repeated by the answer.")
+SAMPLED: Final = about("As in vLLM's SamplingParams.")
+
+
 class PassedFields(OpenModelBody):
     """Fields of a body that the answer repeats, with vLLM's defaults."""
 
-    return_token_ids: bool | None = None
-    stream: bool = False
-    stream_options: dict[str, Json] | None = None
-    cache_salt: str | None = None
-    priority: int = 0
-    kv_transfer_params: dict[str, Json] | None = None
-    ec_transfer_params: dict[str, Json] | None = None
+    return_token_ids: Annotated[bool | None, REPEATED] = None
+    stream: Annotated[bool, REPEATED] = False
+    stream_options: Annotated[dict[str, Json] | None, REPEATED] = None
+    cache_salt: Annotated[str | None, REPEATED] = None
+    priority: Annotated[int, REPEATED] = 0
+    kv_transfer_params: Annotated[dict[str, Json] | None, REPEATED] = None
+    ec_transfer_params: Annotated[dict[str, Json] | None, REPEATED] = None
 
 
 class SamplingParamsFields(PassedFields):
     """Fields of a body that are fields of vLLM's SamplingParams, with their defaults there."""
 
-    n: int = 1
-    presence_penalty: Number = 0.0
-    frequency_penalty: Number = 0.0
-    min_p: Number = 0.0
-    repetition_penalty: Number = 1.0
-    temperature: Number = 1.0
-    top_p: Number = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: Annotated[str | list[Json], about(expected="a string or a list of strings")] = field(default_factory=list)
-    stop_token_ids: list[Json] = field(default_factory=list)
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[Json] = field(default_factory=list)
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    structured_outputs: dict[str, Json] | None = None
-    logit_bias: dict[str, Json] | None = None
-    bad_words: list[Json] = field(default_factory=list)
-    allowed_token_ids: list[Json] | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Json] | None = None
+    n: Annotated[int, SAMPLED] = 1
+    presence_penalty: Annotated[Number, SAMPLED] = 0.0
+    frequency_penalty: Annotated[Number, SAMPLED] = 0.0
+    min_p: Annotated[Number, SAMPLED] = 0.0
+    repetition_penalty: Annotated[Number, SAMPLED] = 1.0
+    temperature: Annotated[Number, SAMPLED] = 1.0
+    top_p: Annotated[Number, SAMPLED] = 1.0
+    top_k: Annotated[int, SAMPLED] = 0
+    seed: Annotated[int | None, SAMPLED] = None
+    stop: Annotated[str | list[Json], SAMPLED, about(expected="a string or a list of strings")] = field(
+        default_factory=list
+    )
+    stop_token_ids: Annotated[list[Json], SAMPLED] = field(default_factory=list)
+    ignore_eos: Annotated[bool, SAMPLED] = False
+    min_tokens: Annotated[int, SAMPLED] = 0
+    prompt_logprobs: Annotated[int | None, SAMPLED] = None
+    logprob_token_ids: Annotated[list[Json], SAMPLED] = field(default_factory=list)
+    skip_special_tokens: Annotated[bool, SAMPLED] = True
+    spaces_between_special_tokens: Annotated[bool, SAMPLED] = True
+    include_stop_str_in_output: Annotated[bool, SAMPLED] = False
+    structured_outputs: Annotated[dict[str, Json] | None, SAMPLED] = None
+    logit_bias: Annotated[dict[str, Json] | None, SAMPLED] = None
+    bad_words: Annotated[list[Json], SAMPLED] = field(default_factory=list)
+    allowed_token_ids: Annotated[list[Json] | None, SAMPLED] = None
+    thinking_token_budget: Annotated[int | None, SAMPLED] = None
+    repetition_detection: Annotated[dict[str, Json] | None, SAMPLED] = None
 
 
 PASSED: Final = [name for name in PassedFields.__struct_fields__ if name not in OpenModelBody.__struct_fields__]
@@ -121,7 +127,7 @@ class RenderCompletionRequest(RenderBody, kw_only=True):
             shown=(str, list[Natural], list[str | list[Natural]]),
         ),
     ]
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, about("Likeliest tokens beside each token.")] = None
 
 
 class RenderChatRequest(RenderBody, kw_only=True):
@@ -132,12 +138,12 @@ class RenderChatRequest(RenderBody, kw_only=True):
     documents: Documents = None
     chat_template: OwnTemplate = None
     chat_template_kwargs: TemplateVariables = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: Annotated[bool, about("Whether the prompt ends with the start of an answer.")] = True
+    continue_final_message: Annotated[bool, about("Whether the prompt ends within the last message.")] = False
     reasoning_effort: ReasoningEffort = None
     max_completion_tokens: Annotated[int | None, about("The same as max_tokens, which it precedes.")] = None
-    logprobs: bool = False
-    top_logprobs: int = 0
+    logprobs: Annotated[bool, about("Whether tokens have log probabilities.")] = False
+    top_logprobs: Annotated[int, about("Likeliest tokens beside each token.")] = 0
     tool_choice: Annotated[Json, NO_EFFECT] = None
     parallel_tool_calls: Annotated[Json, NO_EFFECT] = None
     include_reasoning: Annotated[Json, NO_EFFECT] = None

@@ -209,7 +209,7 @@ class ResponsesRequest(GenerationBody, kw_only=True):
         list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None,
         about("Further fields of the answer. The second has no effect, since answers have no reasoning."),
     ] = None
-    text: TextOptions | None = None
+    text: Annotated[TextOptions | None, about("Form of a message that calls no tool.")] = None
     tools: Annotated[
         Annotated[list[Json], Meta(max_length=128)] | None,
         about("Functions that the model may call.", shown=(list[FlatTool],), limits="tools"),
