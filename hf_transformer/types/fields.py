@@ -149,6 +149,7 @@ class Form(Generic[Kind]):
         self._names = Names(self._heads)
         self.names = tuple(names)
         self._known = frozenset(names)
+        self._special = frozenset((*self._also, *self._only, *self._instead))
 
     def read(self, payload: Json, ignored: list[str] | None = None, path: Path = ()) -> Kind:
         """Returns a body. ``path`` is the body's field, empty for a whole body. ``ignored`` gets the names of unknown
@@ -168,13 +169,11 @@ class Form(Generic[Kind]):
             if ignored is not None:
                 ignored += unknown
         sent = payload
-        if not payload.keys().isdisjoint(self._also):
+        if not payload.keys().isdisjoint(self._special):
             payload = self._renamed(payload, path)
-        if not payload.keys().isdisjoint(self._only):
             for name, meta in self._only.items():
                 if name in payload:
                     _check_only(meta, payload[name], (*path, name))
-        if not payload.keys().isdisjoint(self._instead):
             self._check_instead(sent, path)
         try:
             return convert(payload, self.kind)
@@ -183,8 +182,11 @@ class Form(Generic[Kind]):
 
     def options(self, body: Kind) -> dict[str, Json]:
         """The task's parameters of a body: the fields that have one, and a value."""
-        values = {parameter: getattr(body, field) for field, parameter in self.parameters.items()}
-        return {name: value for name, value in values.items() if value is not None}
+        return {
+            parameter: value
+            for field, parameter in self.parameters.items()
+            if (value := getattr(body, field)) is not None
+        }
 
     def client_names(self, payload: Mapping[str, Json]) -> Names:
         """The client's names of the task's parameters, for errors about their values (``Context.field_names``)."""
