@@ -107,6 +107,7 @@ def keys(value: Any) -> Iterator[str]:
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The path, method and operation of each route."""
+    assert document["paths"]
     for path, item in document["paths"].items():
         yield from ((path, method, operation) for method, operation in item.items() if method != "parameters")
 
@@ -374,7 +375,9 @@ async def test_the_playground_needs_no_key_but_the_model_does(tmp_path: Path) ->
     file = tmp_path / "keys"
     file.write_text("a-key\n")
     app = app_of(*FLAGS.values(), f"--api_keys_file={file}")
-    for path, _ in PLAYGROUND.files:
+    files = [path for path, _ in PLAYGROUND.files]
+    assert files
+    for path in files:
         assert (await get(app, path)).status_code == 200
     for path in ("/v1/models/m/info", "/info", "/docs"):
         assert (await get(app, path)).status_code == 401
