@@ -19,7 +19,7 @@ BOTH = ("/health", "/openai/health", "/ping")
 
 
 async def get(app: AsgiApplication, path: str) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", verify=False) as client:
         return await client.get(path)
 
 
@@ -208,7 +208,9 @@ FOREIGNERS: list[tuple[str, str, str, str]] = [
 async def test_a_route_of_another_server_has_a_hint_in_its_form(
     made: ServedModel, form: str, method: str, path: str, hint: str
 ) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made.app), base_url="http://service") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(made.app), base_url="http://service", verify=False
+    ) as client:
         response = await client.request(method, path)
     assert response.status_code == 404
     body: Any = response.json()
