@@ -95,7 +95,7 @@ class FaultEnvironment:
         memory = SHARED_MEMORY_FLAGS if self.setup.shared_memory else INLINE_FLAGS
         predictor = (f"--predictor_host={host}:{port}", f"--predictor_protocol={self.setup.protocol}")
         folder = f"--model_dir={self.model_folder}"
-        return self._stack.enter_context(Service(*FLAGS, folder, *predictor, *memory, *flags))
+        return self._stack.enter_context(Service(*FLAGS, folder, *predictor, *memory, *flags, forked=False))
 
     def load(self, service: Service, *, until_refused: bool = False) -> Load:
         """Load on a service, not started."""

@@ -106,9 +106,9 @@ class Serve:
             self._end(next(iter(self._running)))
         return service.wait_until(f"/v1/models/{model}" if ready else "/")
 
-    def own(self, model: str, protocol: str = "v2", *flags: str) -> Service:
+    def own(self, model: str, protocol: str = "v2", *flags: str, forked: bool = True) -> Service:
         """A service that the caller ends, of which nothing is waited for."""
-        return Service(*self._flags(model, protocol, flags))
+        return Service(*self._flags(model, protocol, flags), forked=forked)
 
     def _flags(self, model: str, protocol: str, flags: tuple[str, ...]) -> tuple[str, ...]:
         self.load(model)

@@ -320,6 +320,7 @@ def test_errors_are_as_the_document_describes_them(service: Service, document: d
 def test_a_model_that_is_no_string_is_refused(service: Service, document: dict[str, Any]) -> None:
     """Also by APIs in which the only model answers under every name."""
     named = 0
+    model: Any
     for method, path, operation in calls(document):
         if f"/{service.model}" in path or path == "/v2/repository/index":  # the path has the model, or none is chosen
             continue
