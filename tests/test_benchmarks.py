@@ -205,7 +205,7 @@ def test_parts_written_by_hand_exist() -> None:
 def test_benchmarks_import_existing_names() -> None:
     """It parses the files, because some benchmarks need libraries of other environments."""
     imported = {
-        (node.module, alias.name)
+        (str(node.module), alias.name)
         for path in (ROOT / "benchmarks").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("hf_transformer", "tests")

@@ -21,7 +21,7 @@ from hf_transformer.commands.export.command import parse as parse_export
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import parse_config
 from tests.deploy.manifests import DEPLOY, messages
-from tests.support.chart import CHART, Rendered, render, values_of
+from tests.support.chart import CHART, LOADER, Rendered, render, values_of
 from tests.support.kubernetes_api import kubernetes_api
 
 ROOT = DEPLOY.parent
@@ -536,7 +536,7 @@ def test_rendered_files_are_current() -> None:
 def kustomized(folder: Path) -> list[dict[str, Any]]:
     done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return sorted(yaml.safe_load_all(done.stdout), key=identity)
+    return sorted(yaml.load_all(done.stdout, LOADER), key=identity)
 
 
 def identity(document: dict[str, Any]) -> tuple[str, str]:
