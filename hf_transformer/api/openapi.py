@@ -19,6 +19,8 @@ from starlette.routing import Route
 from hf_transformer import __version__
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.api.service import Model, Service
+from hf_transformer.generation.task import TASK_CLASSES
+from hf_transformer.tasks.declaration import Schema, takes_strings
 from hf_transformer.types.request import Json
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -51,8 +53,8 @@ class Documents:
         # libyaml is eight times as fast as the Python parser, but some PyYAML builds lack libyaml.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self._template = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader
+        _add_tasks(self._template)
         self._bodies: dict[Key, bytes] = {}
-        self._examples: dict[Key, list[Json]] = {}
         self.body()
 
     @property
@@ -68,15 +70,6 @@ class Documents:
         if (key := key_of(models)) not in self._bodies:
             self._bodies = {key: orjson.dumps(self._build(models))}
         return self._bodies[key]
-
-    def examples(self, model: Model) -> list[Json]:
-        """The examples of V1's predict route for a model, as {"summary", "value"} with a request body as the value."""
-        if (key := key_of([model])) not in self._examples:
-            served = {key_of([other]) for other in self._models.served}
-            self._examples = {known: examples for known, examples in self._examples.items() if known in served}
-            operation = self._build([model])["paths"][f"/v1/models/{model.name}:predict"]["post"]
-            self._examples[key] = list(operation["requestBody"]["content"]["application/json"]["examples"].values())
-        return self._examples[key]
 
     def _build(self, models: Sequence[Model]) -> dict[str, Json]:
         names = [model.name for model in models]
@@ -103,6 +96,38 @@ class Documents:
         return document
 
 
+def _add_tasks(template: dict[str, Json]) -> None:
+    """Adds the examples and schemas of all tasks to the template, each for its tasks alone."""
+    schemas, tasks = template["components"]["schemas"], TASK_CLASSES.values()
+    predict = template["paths"][f"/v1/models/{MODEL}:predict"]["post"]["requestBody"]["content"]["application/json"]
+    predict["examples"] = {
+        f"{task.name}_{example.key}".rstrip("_"): {
+            **{CONDITION: [task.name], "summary": example.summary},
+            "value": example.value,
+        }
+        for task in tasks
+        for example in task.examples
+    }
+    schemas["Instance"]["anyOf"] = _by_task([(task.name, schema) for task in tasks for schema in task.instance_schemas])
+    schemas["Prediction"]["anyOf"] = _by_task(
+        [(task.name, schema) for task in tasks for schema in task.prediction_schemas]
+    )
+    texts = [task.name for task in tasks if any(map(takes_strings, task.instance_schemas))]
+    single = {CONDITION: texts, "type": "string", "description": "A list of one."}
+    schemas["V1Request"]["properties"]["instances"]["anyOf"].append(single)  # inputs has the same list
+    for task in tasks:
+        schemas["V1Info"]["properties"] |= task.info_schemas
+
+
+def _by_task(forms: Sequence[tuple[str, Schema]]) -> list[Schema]:
+    """The schemas, each once, with the names of its tasks."""
+    different: list[Schema] = []
+    for _, schema in forms:
+        if schema not in different:
+            different.append(schema)
+    return [{CONDITION: [name for name, other in forms if other == schema], **schema} for schema in different]
+
+
 def key_of(models: Sequence[Model]) -> Key:
     """The names, task, mask token and predictor of each model, on which a document depends. A reference to the model
     would keep its tokenizer in memory after its removal."""
@@ -126,7 +151,7 @@ def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: S
         for word, replacement in words.items():
             value = value.replace(word, replacement)
         return value
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         members = (member for item in value for member in (names if item == MODEL else (item,)))
         items = (_tailor(item, conditions, words, names) for item in members)
         return [item for item in items if item is not _OMITTED]

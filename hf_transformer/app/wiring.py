@@ -55,10 +55,8 @@ from hf_transformer.tasks.base import (
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.causal_rerank import CausalRerank
 from hf_transformer.tasks.playground import read_playground
-from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
 from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import Rerank
-from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.reranker_files import implied_task, is_causal
@@ -76,10 +74,6 @@ texts_logger = logging.getLogger("hf_transformer.requests")
 
 TASK_FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
 """Flags with a warning if the task has no parameter of the same name."""
-GENERATIVE = ("text_generation", "text2text_generation")
-"""The tasks that use GenerationSettings."""
-SPECIAL_TOKENS, PAIR_SPECIAL_TOKENS = 2, 3
-"""The usual number of special tokens in a window: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +190,7 @@ def _load_model(config: Config) -> LoadedModel:
     _warn(config, task, settings)
     if config.adapters and not isinstance(loaded_task, TextGeneration):
         adapters = f"--adapters={','.join(config.adapters)}"
-        raise ConfigError(f"{adapters}: expected a model for text_generation, got {task.name}")
+        raise ConfigError(f"{adapters}: expected a model for {TextGeneration.name}, got {task.name}")
     if isinstance(loaded_task, TextGeneration):
         from hf_transformer.generation.chat import load_chat_template  # imports Jinja
 
@@ -299,7 +293,7 @@ def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[s
         for name in TASK_FLAGS
         if getattr(settings, name) != default[name] and name not in task.parameters
     ]
-    if task.name not in GENERATIVE:
+    if not issubclass(task, TextGeneration):
         for field in fields(GenerationSettings):
             value = getattr(settings.generation, field.name)
             if value != field.default:
@@ -312,12 +306,8 @@ def check_stride(task: type[Servable], settings: TaskSettings) -> None:
     """Raises ConfigError if --stride leaves no room for new tokens in a window, since all long texts would fail."""
     if settings.stride is None or "stride" not in task.parameters:
         return
-    window, special = settings.max_length, SPECIAL_TOKENS
-    if task in (QuestionAnswering, Rerank, CausalRerank, ZeroShotClassification):
-        special = PAIR_SPECIAL_TOKENS
-    if task is QuestionAnswering:
-        window = min(window, MAX_SEQ_LEN)
-    room = window - special
+    window = min(settings.max_length, task.window_tokens or settings.max_length)
+    room = window - task.special_tokens
     if settings.stride >= room:
         raise ConfigError(
             f"--stride={settings.stride}: expected less than {room}, the tokens in a window of {window} without the "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.errors import ConfigError, InvalidInput, describe
+from hf_transformer.tasks.declaration import MASK, TEXT_SCHEMA, Demo, Example, ExportHead, Schema, with_mask
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.pair_template import Reranker
 from hf_transformer.tasks.sparse import SparsePooling
@@ -218,7 +219,10 @@ class Expansion:
 
 
 class Servable(ABC):
-    """A predictive or generative task, without I/O and without state per request."""
+    """A predictive or generative task, without I/O and without state per request.
+
+    Its class attributes say all that is true of the task: other folders have no table of tasks.
+    """
 
     name: ClassVar[str]
     """The underscored name for --task, a key of TASK_NAMES."""
@@ -234,6 +238,27 @@ class Servable(ABC):
     """The names of a request's parameters. A flag of the same name (app/wiring.py, FLAGS) sets the default."""
     logits_hint: ClassVar[str] = "leave it out"
     """Advice in the error about an unsupported flag of LOGITS."""
+    takes_pairs: ClassVar[bool] = False
+    """Whether the model may get pairs of texts."""
+    special_tokens: ClassVar[int] = 2
+    """The usual number of special tokens in a window: 2 in [CLS] text [SEP], 3 in [CLS] text [SEP] text [SEP]."""
+    window_tokens: ClassVar[int | None] = None
+    """The default of the maximum number of tokens in a window; None for the model's length."""
+
+    purpose: ClassVar[str]
+    """The task in a few words, for the playground."""
+    examples: ClassVar[Sequence[Example]]
+    """Requests to try, in /openapi.json and in the playground."""
+    demo: ClassVar[Demo]
+    """The demo's model and request, with a plausible answer."""
+    export_head: ClassVar[ExportHead]
+    """The head of an exported model."""
+    instance_schemas: ClassVar[Sequence[Schema]] = (TEXT_SCHEMA,)
+    """The forms of an instance."""
+    prediction_schemas: ClassVar[Sequence[Schema]]
+    """The forms of a prediction."""
+    info_schemas: ClassVar[Mapping[str, Schema]] = {}
+    """The fields of ``info``."""
 
     def __init__(self, settings: TaskSettings) -> None:
         """Raises ConfigError for an unsupported flag of LOGITS, LoadError for a model that doesn't fit the task."""
@@ -250,6 +275,25 @@ class Servable(ABC):
             InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another parameter.
             TooLarge: a parameter exceeds a limit.
         """
+
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        """An instance with this text, for the requests of doctor and bench. ``mask_token`` is the tokenizer's."""
+        return text
+
+    def requests(self) -> list[Json]:
+        """The examples as {"summary", "value"}, with the model's own mask token."""
+        mask = self.settings.vocabulary.mask_token or MASK
+        return [{"summary": example.summary, "value": with_mask(example.value, mask)} for example in self.examples]
+
+    def info(self) -> dict[str, Json]:
+        """The task's fields in the answer of /v1/models/NAME/info."""
+        return {}
+
+    def tei_type(self) -> dict[str, Json]:
+        """``model_type`` in the answer of /info: the fields of the model's type in text-embeddings-inference, by the
+        name of the type. Empty for a task without such a type."""
+        return {}
 
     def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor:
         """The predictions as a tensor [instances, ...]; by default BYTES [instances] of JSON text."""

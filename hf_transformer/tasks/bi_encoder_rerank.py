@@ -53,6 +53,7 @@ class BiEncoderRerank(Rerank):
     """
 
     reads_sentence_transformers = True
+    special_tokens = 2  # each text is alone
     parameters = (
         *("output_format", "top_n", "return_documents", "raw_scores", "truncate_document"),
         *(*MAX_TOKENS_EACH, *OF_EMBEDDING),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.declaration import NUMBER, Demo, Example, array
 from hf_transformer.tasks.long_texts import TRUNCATION, read_tokenization, read_truncation
 from hf_transformer.tasks.parameters import Parameters, read_output_format
-from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_axis, hidden_size, require_finite_vectors
+from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, ENCODER, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.tasks.text_embedding import NUMBER_BYTES
@@ -38,6 +39,16 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
 
     name = "feature_extraction"
     parameters = ("output_format", *TRUNCATION)
+    purpose = "Turns each token of a text into a vector"
+    examples = (Example("a vector per token", {"instances": ["The cat sleeps on the sofa."]}),)
+    demo = Demo("minibert_mean", "cat", served_name="minibert_tokens")
+    export_head = ENCODER
+    prediction_schemas = (
+        {
+            "description": "A vector per token, in one list; for feature_extraction.",
+            **array(array(array(NUMBER)), minItems=1, maxItems=1),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)

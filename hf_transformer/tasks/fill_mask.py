@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tasks.base import LOGITS, TOKENS, Axis, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.declaration import (
+    BATCH,
+    INTEGER,
+    MASK,
+    NUMBER,
+    OPTIONAL_STRING,
+    SEQUENCE,
+    STRING,
+    TEXT_OBJECT,
+    Demo,
+    Example,
+    ExportHead,
+    Schema,
+    array,
+    closed,
+)
 from hf_transformer.tasks.long_texts import TRUNCATION, read_tokenization, read_truncation
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
@@ -21,6 +38,10 @@ DEFAULT_TOP_K = 5
 """The default of transformers' fill-mask pipeline."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 """Maximum number of words, and of characters per word. The service may tokenize each word on the event loop."""
+CAPITAL = f"The capital of france is {MASK}."
+CANDIDATES = array(
+    closed(["score", "token", "token_str", "sequence"], score=NUMBER, token=INTEGER, token_str=STRING, sequence=STRING)
+)
 ENTRY_BYTES, TENSOR_ENTRY_BYTES = 340, 180
 """Bytes of a token's object with its probability, and in addition as an element of a tensor, each with its JSON."""
 
@@ -55,6 +76,49 @@ class FillMask(Task[str, FillMaskOptions, Json]):
 
     name = "fill_mask"
     parameters = ("output_format", *LOGITS, "top_k", "targets", *TRUNCATION)
+    purpose = "Finds the word for a gap"
+    examples = (
+        Example("as KServe", {"instances": [CAPITAL]}),
+        Example(
+            "as a pipeline",
+            {"instances": [CAPITAL], "parameters": {"output_format": "pipeline", "top_k": 2}},
+            "pipeline",
+        ),
+        Example(
+            "candidates of your own",
+            {"instances": [CAPITAL], "parameters": {"output_format": "pipeline", "targets": ["paris", "rome"]}},
+            "targets",
+        ),
+    )
+    demo = Demo("bert", CAPITAL, flags=("--tensor_input_names=input_ids",))
+    export_head = ExportHead("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")})
+    instance_schemas = (
+        {
+            "description": f"A text with the mask token, {MASK}, in the place of a token.",
+            "anyOf": [STRING, TEXT_OBJECT],
+        },
+    )
+    info_schemas: ClassVar[Mapping[str, Schema]] = {"mask_token": {**OPTIONAL_STRING, "description": "For fill_mask."}}
+    prediction_schemas = (
+        {"type": "string", "description": "The best tokens; for fill_mask."},
+        {
+            "description": "Candidates in the pipeline format, with a list for each mask where there are several.",
+            "anyOf": [CANDIDATES, array(CANDIDATES)],
+        },
+        {
+            "description": "The whole vocabulary for each mask; a probability is text, a logit a number, and the logit "
+            "of a token that the model bans null.",
+            **array(
+                array(
+                    {
+                        "type": "object",
+                        "additionalProperties": {"type": ["string", "number", "null"]},
+                        "minProperties": 1,
+                    }
+                )
+            ),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -73,6 +137,13 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             columns = Axis(name="vocabulary", minimum=declared, maximum=declared + 127, why=why)
             self._columns = declared
         self.outputs = (OutputRole("logits", (TOKENS, columns)),)
+
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return text if mask_token is None or mask_token in text else f"{text} {mask_token}."
+
+    def info(self) -> dict[str, Json]:
+        return {"mask_token": self.settings.vocabulary.mask_token}
 
     def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
         checked = Parameters(parameters, self.parameters)

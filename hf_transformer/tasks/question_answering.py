@@ -13,6 +13,19 @@ import numpy as np
 
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.tasks.base import TOKENS, OutputRole, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.declaration import (
+    BATCH,
+    FULL_STRING,
+    INTEGER,
+    NUMBER,
+    SEQUENCE,
+    STRING,
+    Demo,
+    Example,
+    ExportHead,
+    array,
+    closed,
+)
 from hf_transformer.tasks.long_texts import TRUNCATION, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
 from hf_transformer.tasks.parameters import Parameters, read_output_format
@@ -31,6 +44,8 @@ them."""
 ANSWER_COST = 10
 """Decoding cost of an answer, in units of Task.decode_cost; includes about two candidate spans."""
 FIELDS = ("question", "context")
+WHO, WORK = "Who works there?", "It was in 1984. Anna Smith works there."
+ANSWER = closed(["score", "start", "end", "answer"], score=NUMBER, start=INTEGER, end=INTEGER, answer=STRING)
 NO_SPAN_KEY = ""
 
 
@@ -95,7 +110,41 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         *("max_seq_len", "doc_stride", "stride", "max_question_len", *TRUNCATION),
     )
     fields = (Field("question"), Field("context"))
-    has_windows = True
+    has_windows = takes_pairs = True
+    special_tokens = 3
+    window_tokens = MAX_SEQ_LEN
+    purpose = "Finds the answer to a question in a text"
+    examples = (
+        Example(
+            "an answer in a context",
+            {"instances": [{"question": WHO, "context": f"{WORK} The house is near Berlin."}]},
+        ),
+        Example(
+            "the best three answers",
+            {
+                "instances": [{"question": "Where does Anna live?", "context": "Anna lives in Berlin."}],
+                "parameters": {"top_k": 3},
+            },
+            "best",
+        ),
+    )
+    demo = Demo("squad", {"question": WHO, "context": WORK})
+    export_head = ExportHead(
+        "AutoModelForQuestionAnswering", {"start_logits": (BATCH, SEQUENCE), "end_logits": (BATCH, SEQUENCE)}
+    )
+    instance_schemas = (
+        {
+            "description": "A question and the text that has its answer; for question_answering.",
+            **closed(FIELDS, question=FULL_STRING, context=FULL_STRING),
+        },
+    )
+    prediction_schemas = (
+        {
+            "description": "The answer, or a list of answers where top_k asks for more than one; for "
+            "question_answering.",
+            "anyOf": [ANSWER, array(ANSWER)],
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -106,6 +155,10 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             OutputRole("start_logits", (TOKENS,), ("start", "output_0", "OUTPUT__0")),
             OutputRole("end_logits", (TOKENS,), ("end", "output_1", "OUTPUT__1")),
         )
+
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return {"question": "Where is it?", "context": text}
 
     def options(self, parameters: Mapping[str, Json]) -> QuestionAnsweringOptions:
         checked = Parameters(parameters, self.parameters)

@@ -11,7 +11,8 @@ import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.tasks.base import Expansion, OutputFormat, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.labels import read_labels, text_logits
+from hf_transformer.tasks.declaration import INTEGER, NUMBER, STRING, Demo, Example, array, closed
+from hf_transformer.tasks.labels import CLASSIFIER, read_labels, score_label, tei_labels, text_logits
 from hf_transformer.tasks.long_texts import (
     TRUNCATION,
     WINDOWS,
@@ -30,6 +31,7 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 MAX_TOKENS_EACH = ("max_tokens_per_query", "max_tokens_per_doc")
 """Parameters for the maximum number of tokens of the query, with its prompt, and of each text. Special tokens are not
 counted."""
+QUERY, TEXTS = "What is the capital of France?", ("The team won the match.", "Paris is the capital of France.")
 NO_MAXIMUM = 2**31
 RANK_BYTES = 400
 """Bytes of a text's index and score, which an API may render in other objects."""
@@ -80,9 +82,42 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         *("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "instruction"),
         *(*TRUNCATION, "truncate_document", *MAX_TOKENS_EACH, *WINDOWS),
     )
-    has_windows = True
+    has_windows = takes_pairs = True
+    special_tokens = 3
     logits_hint = "leave it out, and send the parameter raw_scores"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
+    purpose = "Sorts documents by a query"
+    examples = (
+        Example("rerank", {"instances": [{"query": QUERY, "texts": [*TEXTS, "The cat sleeps on the sofa."]}]}),
+        Example(
+            "as a pipeline",
+            {
+                "instances": [{"query": "What do cats eat?", "documents": ["Paris is a city.", "Cats eat fish."]}],
+                "parameters": {"output_format": "pipeline", "top_n": 1, "return_documents": True},
+            },
+            "pipeline",
+        ),
+    )
+    demo = Demo("cross", {"query": QUERY, "texts": TEXTS})
+    export_head = CLASSIFIER
+    instance_schemas = (
+        {
+            "description": 'A query and the texts to rank; for rerank. "documents" is another name of "texts".',
+            **closed(["query"], query=STRING, texts=array(STRING, minItems=1), documents=array(STRING, minItems=1)),
+            "oneOf": [{"required": ["texts"]}, {"required": ["documents"]}],
+        },
+    )
+    prediction_schemas = (
+        {
+            "description": "The texts, the best first; for rerank. Their number is corpus_id in the pipeline format.",
+            **array(
+                {
+                    **closed(["score"], index=INTEGER, corpus_id=INTEGER, score=NUMBER, text=STRING),
+                    "oneOf": [{"required": ["index"]}, {"required": ["corpus_id"]}],
+                }
+            ),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -100,6 +135,13 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
                 f"has neither) has {count} labels; a classifier is served with --task=sequence_classification"
             )
         self.outputs = (replace(text_logits(count), other_names=("scores",)),)
+
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]}
+
+    def tei_type(self) -> dict[str, Json]:
+        return {"reranker": tei_labels((score_label(self.settings.model_config),))}
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         checked, files = Parameters(parameters, self.parameters), self.settings.cross_encoder

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput, describe
 from hf_transformer.tasks.base import LOGITS, VALUE_BYTES, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
+from hf_transformer.tasks.declaration import NUMBER, OPTIONAL_STRING, STRING, Demo, Example, Schema, array, closed
+from hf_transformer.tasks.labels import (
+    CLASSIFIER,
+    LABELS_SCHEMA,
+    read_labels,
+    read_problem_type,
+    tei_labels,
+    text_logits,
+)
 from hf_transformer.tasks.long_texts import (
     TRUNCATION,
     WINDOWS,
@@ -30,6 +38,7 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokeni
 
 Function = Literal["none", "softmax", "sigmoid"]
 FUNCTIONS: tuple[Function, ...] = ("none", "softmax", "sigmoid")
+PRAISE = "The hotel was wonderful."
 PIPELINE_PARAMETERS = ("top_k", "function_to_apply")
 DECIMALS = 4
 """Decimal places of the probabilities in the kserve format."""
@@ -68,8 +77,43 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     name = "sequence_classification"
     parameters = ("output_format", *LOGITS, *PIPELINE_PARAMETERS, *TRUNCATION, *WINDOWS)
-    has_windows = True
+    has_windows = takes_pairs = True
     fields = (TEXT, Field("text_pair", optional=True))
+    purpose = "Sorts texts into classes"
+    examples = (
+        Example("as KServe", {"instances": [PRAISE]}),
+        Example(
+            "as a pipeline",
+            {"instances": [PRAISE], "parameters": {"output_format": "pipeline", "top_k": None}},
+            "pipeline",
+        ),
+        Example("a pair", {"instances": [{"text": PRAISE, "text_pair": "The food was awful."}]}, "pair"),
+    )
+    demo = Demo("sentiment", PRAISE, {"output_format": "pipeline"})
+    export_head = CLASSIFIER
+    instance_schemas = (
+        {
+            "description": "A text, or a pair of texts; for sequence_classification.",
+            "anyOf": [STRING, closed(["text"], text=STRING, text_pair=OPTIONAL_STRING)],
+        },
+    )
+    info_schemas: ClassVar[Mapping[str, Schema]] = {
+        "labels": LABELS_SCHEMA,
+        "problem_type": {**OPTIONAL_STRING, "description": "Of config.json; for sequence_classification."},
+    }
+    prediction_schemas = (
+        {"type": "integer", "description": "The number of the best label; for sequence_classification."},
+        {
+            "description": "Probabilities or logits by the label's number.",
+            "type": "object",
+            "additionalProperties": NUMBER,
+            "minProperties": 1,
+        },
+        {
+            "description": "Labels in the pipeline format, the best first.",
+            **array(closed(["label", "score"], label=STRING, score=NUMBER)),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -78,6 +122,12 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         if self.function == "none" and settings.return_probabilities:
             raise ConfigError("--return_probabilities: config.json says regression; use --return_raw_logits")
         self.outputs = (text_logits(len(self.labels)),)
+
+    def info(self) -> dict[str, Json]:
+        return {"labels": self.labels, "problem_type": self.settings.model_config.get("problem_type")}
+
+    def tei_type(self) -> dict[str, Json]:
+        return {"classifier": tei_labels(self.labels)}
 
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
         checked = Parameters(parameters, self.parameters)

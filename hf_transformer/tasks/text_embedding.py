@@ -25,12 +25,16 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
+from hf_transformer.tasks.declaration import Demo, Example
+from hf_transformer.tasks.embedding_schemas import INFO, INSTANCES
+from hf_transformer.tasks.embedding_schemas import PREDICTIONS as PREDICTION_SCHEMAS
 from hf_transformer.tasks.late_chunking import FORMS, SpannedItem, check_pooling, read_spanned
 from hf_transformer.tasks.long_texts import TRUNCATION, from_beginning, read_overflow, read_windows
 from hf_transformer.tasks.multi_vector import DOCUMENT
 from hf_transformer.tasks.parameters import Parameters, read_input_type, read_output_format, read_prompt, typed_prompt
 from hf_transformer.tasks.pooling import (
     DEFAULT_HIDDEN_SIZE,
+    ENCODER,
     hidden_axis,
     hidden_size,
     pool,
@@ -56,6 +60,9 @@ DENSE, SPARSE, MULTI_VECTOR = "dense", "sparse", "multi_vector"
 TOKEN_EMBEDDINGS = "token_embeddings"  # noqa: S105  # not a credential
 """A further value, as in sentence-transformers: the vectors that pooling reads, for models with dense vectors alone."""
 OUTPUT = "sentence_embedding"
+CAT = "The cat sleeps on the sofa."
+TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
+"""Names of text-embeddings-inference by pooling mode."""
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
 """KServe's settings, for a model folder without sentence-transformers files."""
 
@@ -144,6 +151,30 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         *("output_format", "normalize", "dimensions", "prompt_name", "prompt", *TRUNCATION, "stride"),
         *("representations", "precision", "binary_zero", "input_type"),
     )
+    purpose = "Turns texts into vectors to compare"
+    examples = (
+        Example(
+            "embeddings",
+            {
+                "instances": [
+                    CAT,
+                    "A cat is asleep on the couch.",
+                    "The team won the match.",
+                    {"text": "Our team was victorious in the match."},
+                ]
+            },
+        ),
+        Example(
+            "short embeddings, with a prompt",
+            {"instances": [CAT], "parameters": {"prompt": "query: ", "dimensions": 4}},
+            "dimensions",
+        ),
+    )
+    demo = Demo("minibert_mean", CAT)
+    export_head = ENCODER
+    instance_schemas = INSTANCES
+    prediction_schemas = PREDICTION_SCHEMAS
+    info_schemas = INFO
     available: tuple[str, ...] = (DENSE,)
     """The representations of the model, the default first."""
 
@@ -160,6 +191,24 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         width = hidden_size(settings.model_config)
         self._size = width * max(len(self._files.pooling), 1) if width else DEFAULT_HIDDEN_SIZE
         self._known_size = width is not None and not inside
+
+    def info(self) -> dict[str, Json]:
+        files = self.settings.sentence_transformers or SentenceTransformers()
+        prompts = {"prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
+        return {"pooling": self._pooling(files), **prompts}
+
+    def tei_type(self) -> dict[str, Json]:
+        files = self.settings.sentence_transformers or SentenceTransformers()
+        if files.sparse is not None:
+            return {"embedding": {"pooling": "splade"}}
+        pooling = self._pooling(files)
+        known = len(pooling) == 1 and pooling[0] in TEI_POOLING
+        return {"embedding": {"pooling": TEI_POOLING[pooling[0]]} if known else {}}
+
+    @staticmethod
+    def _pooling(files: SentenceTransformers) -> tuple[str, ...]:
+        """The modes of 1_Pooling; sparse vectors and vectors of tokens are not pooled, whatever the files have."""
+        return () if files.sparse or files.late_interaction else files.pooling
 
     def options(self, parameters: Mapping[str, Json]) -> TextEmbeddingOptions:
         checked, files = Parameters(parameters, self.parameters), self._files

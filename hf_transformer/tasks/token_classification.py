@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -22,8 +22,22 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
+from hf_transformer.tasks.declaration import (
+    BATCH,
+    INTEGER,
+    NUMBER,
+    SEQUENCE,
+    STRING,
+    TEXT_OBJECT,
+    Demo,
+    Example,
+    ExportHead,
+    Schema,
+    array,
+    closed,
+)
 from hf_transformer.tasks.entities import OUTSIDE, STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
-from hf_transformer.tasks.labels import labels_axis, read_labels
+from hf_transformer.tasks.labels import LABELS_SCHEMA, labels_axis, read_labels
 from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
@@ -32,6 +46,14 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words
 
+PERSON = "Anna Smith lives in Berlin."
+WORDS_SCHEMA = array(STRING, minItems=1)
+SPAN = {
+    **{"score": NUMBER, "word": STRING},
+    "start": {"type": "integer", "description": "The first character."},
+    "end": {"type": "integer", "description": "The character behind the last one."},
+}
+"""The schemas of the fields that tokens and entities have."""
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
 IGNORED_LABELS = (OUTSIDE,)
 """The default of transformers' token-classification pipeline."""
@@ -123,6 +145,57 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     )
     switched_on_by = MappingProxyType({"offset_mapping": "return_offsets_mapping"})
     has_windows = True
+    purpose = "Marks names and places in a text"
+    examples = (
+        Example("as KServe", {"instances": [PERSON]}),
+        Example("as a pipeline", {"instances": [PERSON], "parameters": {"output_format": "pipeline"}}, "pipeline"),
+        Example(
+            "entities",
+            {"instances": [PERSON], "parameters": {"output_format": "pipeline", "aggregation_strategy": "simple"}},
+            "entities",
+        ),
+        Example(
+            "words, with the characters of each token",
+            {"instances": [{"words": ["Anna", "Smith"]}], "parameters": {"return_offsets_mapping": True}},
+            "words",
+        ),
+    )
+    demo = Demo("ner", PERSON, {"output_format": "pipeline", "aggregation_strategy": "simple"})
+    export_head = ExportHead("AutoModelForTokenClassification", {"logits": (BATCH, SEQUENCE, "num_labels")})
+    instance_schemas = (
+        {
+            "description": "A text, or its words; for token_classification.",
+            "anyOf": [
+                STRING,
+                TEXT_OBJECT,
+                WORDS_SCHEMA,
+                closed(["words"], words=WORDS_SCHEMA),
+                closed(["tokens"], tokens=WORDS_SCHEMA),
+            ],
+        },
+    )
+    info_schemas: ClassVar[Mapping[str, Schema]] = {
+        "labels": LABELS_SCHEMA,
+        "aggregation_strategy": {"type": "string", "description": "The default; for token_classification."},
+    }
+    prediction_schemas = (
+        {
+            "description": "The best label of each token, in one more list; for token_classification.",
+            **array(array(INTEGER), minItems=1, maxItems=1),
+        },
+        {
+            "description": "Probabilities or logits of each token by the label's number.",
+            **array({"type": "object", "additionalProperties": NUMBER, "minProperties": 1}),
+        },
+        {
+            "description": "Tokens in the pipeline format.",
+            **array(closed(["entity", "index", *SPAN], entity=STRING, index=INTEGER, **SPAN)),
+        },
+        {
+            "description": "Entities, with an aggregation_strategy.",
+            **array(closed(["entity_group", *SPAN], entity_group=STRING, **SPAN)),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -132,6 +205,10 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         self._columns = tuple(map(str, range(len(names))))
         self._ignored = {strategy: self._labels.ignored(IGNORED_LABELS, strategy) for strategy in STRATEGIES}
         self.outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
+
+    def info(self) -> dict[str, Json]:
+        labels = read_labels(self.settings.model_config)
+        return {"labels": labels, "aggregation_strategy": self.settings.aggregation_strategy}
 
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
         checked, settings = Parameters(parameters, self.parameters), self.settings

@@ -10,7 +10,8 @@ import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.tasks.base import Expansion, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.labels import read_labels, text_logits
+from hf_transformer.tasks.declaration import FULL_STRING, NUMBER, STRING, Demo, Example, Schema, array, closed
+from hf_transformer.tasks.labels import CLASSIFIER, read_labels, text_logits
 from hf_transformer.tasks.long_texts import (
     TRUNCATION,
     WINDOWS,
@@ -34,6 +35,11 @@ MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
 MAX_COMMAS = 2 * MAX_LABELS
 """Maximum number of parts of a string, some of which may be empty, before it is split."""
 INSTANCE = 'a string or {"sequence": string, "candidate_labels": list of strings}'
+MATCH = "The team won the match."
+LABELS_SCHEMA: Schema = {
+    "description": "Labels in a list, or with commas between; those of an instance go before those in parameters.",
+    "anyOf": [array(STRING, minItems=1, maxItems=MAX_LABELS), FULL_STRING, {"type": "null"}],
+}
 SEQUENCE_NAMES = ("sequence", "sequences", "text")
 TRUNCATE_SEQUENCE = Tokenization(only_first=True)
 """Truncates only the sequence, to preserve the labels."""
@@ -76,8 +82,43 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         *("output_format", "candidate_labels", "hypothesis_template", "multi_label"),
         *(*TRUNCATION, *WINDOWS),
     )
-    has_windows = True
+    has_windows = takes_pairs = True
+    special_tokens = 3
     fields = (Field("text", ("sequence", *TEXT.other_names)), Field("candidate_labels", many=True, optional=True))
+    purpose = "Sorts texts by labels of your own"
+    examples = (
+        Example(
+            "labels of your own (zero-shot)",
+            {"instances": [MATCH], "parameters": {"candidate_labels": ["politics", "sport", "cooking"]}},
+        ),
+        Example(
+            "several labels may fit",
+            {
+                "instances": [{"sequence": MATCH, "candidate_labels": ["sport", "victory"]}],
+                "parameters": {"multi_label": True, "hypothesis_template": "This text is about {}."},
+            },
+            "several",
+        ),
+    )
+    demo = Demo("nli", MATCH, {"candidate_labels": ["politics", "sport", "cooking"]})
+    export_head = CLASSIFIER
+    instance_schemas = (
+        {
+            "description": "A text, and labels where parameters have none; for zero_shot_classification. "
+            '"sequences" is another name of "sequence".',
+            "anyOf": [
+                FULL_STRING,
+                closed(["sequence"], sequence=FULL_STRING, candidate_labels=LABELS_SCHEMA),
+                closed(["text"], text=FULL_STRING, candidate_labels=LABELS_SCHEMA),
+            ],
+        },
+    )
+    prediction_schemas = (
+        {
+            "description": "The labels, the best first; for zero_shot_classification.",
+            **closed(["sequence", "labels", "scores"], sequence=STRING, labels=array(STRING), scores=array(NUMBER)),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -90,6 +131,10 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             )
         self._columns = [contradiction, entailment]
         self.outputs = (text_logits(count),)
+
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return {"sequence": text, "candidate_labels": ["science", "music", "politics"]}
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
         checked = Parameters(parameters, self.parameters)

@@ -36,8 +36,9 @@ from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.tensors import read_instances
-from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Tensor, Texts
@@ -50,7 +51,7 @@ PARAMETERS = ("input_type", TRUNCATE, "dimensions", EMBEDDING_TYPE)
 
 async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the logits of passages for a query."""
-    tasks, known, ignored = ("rerank",), ("query", "passages", "truncate"), (IgnoredField("user", ()),)
+    tasks, known, ignored = (Rerank.name,), ("query", "passages", "truncate"), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     query = read_text(parameters.get("query"), "query")
     passages = expect_items(parameters.get("passages"), "passages", f"a list of {TEXT}")
@@ -80,7 +81,7 @@ def _field(path: str) -> str:
 
 def is_for_nim(model: Model, request: InferRequest) -> bool:
     """Whether a request for embeddings has NIM's outputs, or its parameters and no outputs of V2."""
-    if model.task.name != "text_embedding":
+    if model.task.name != TextEmbedding.name:
         return False
     if request.outputs:
         return EMBEDDINGS in request.outputs or TOKEN_COUNT in request.outputs

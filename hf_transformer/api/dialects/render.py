@@ -23,13 +23,14 @@ from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.chat import render_prompt, require_template
-from hf_transformer.api.openai.fields import GENERATION, choose_model, field_name, read_texts, render_error
+from hf_transformer.api.openai.fields import choose_model, field_name, read_texts, render_error
 from hf_transformer.api.openai.tools import read_tools
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
@@ -103,7 +104,7 @@ def _read(
     note_unknown(present, known, call.context.ignored)
     parameters = Parameters({name: value for name, value in present.items() if name in known}, known)
     name = _served_name(service.models, parameters.string("model"))
-    return generative(choose_model(service, call, name, GENERATION), "render"), parameters
+    return generative(choose_model(service, call, name, GENERATIVE), "render"), parameters
 
 
 def _served_name(models: Models, name: str | None) -> str | None:
