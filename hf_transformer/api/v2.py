@@ -227,7 +227,7 @@ async def control_model(service: Service, action: str, name: str, parameters: Ma
         raise InvalidInput("", expected, "one without")
     known = (UNLOAD_DEPENDENTS,) if action == "unload" else ()
     for parameter, value in parameters.items():
-        path = f"parameters.{parameter[:40]}"
+        path = ("parameters", parameter[:40])
         if parameter not in known:
             hint = "the operator changes a model's files and configuration in Triton's model repository"
             raise InvalidInput(path, f"no parameter but {UNLOAD_DEPENDENTS}" if known else "no parameters", "one", hint)

@@ -30,10 +30,10 @@ def check(constraint: Constraint) -> None:
         tools, answer = constraint.tool_parts
         schemas = [*tools.values(), *([] if answer is None else [answer])]
     elif constraint.kind in ("regex", "grammar"):
-        compile_grammar(bytes_vocabulary(), constraint, "")
+        compile_grammar(bytes_vocabulary(), constraint, ())
     for schema in schemas:
         if _has_patterns(schema):
-            compile_grammar(bytes_vocabulary(), Constraint.of("json_schema", schema), "")
+            compile_grammar(bytes_vocabulary(), Constraint.of("json_schema", schema), ())
         else:
             _check_schema(schema)
 
@@ -104,7 +104,7 @@ def _validator(schema: Json) -> Any:
 
 
 def _matches(constraint: Constraint, text: str) -> bool:
-    matcher, data = compile_grammar(bytes_vocabulary(), constraint, ""), list(text.encode())
+    matcher, data = compile_grammar(bytes_vocabulary(), constraint, ()), list(text.encode())
     return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())
 
 

@@ -18,7 +18,6 @@ from hf_transformer.api.errors import RenderError, expect
 from hf_transformer.api.openai.fields import (
     IgnoredField,
     choose_model,
-    field_name,
     message_of,
     read_fields,
     render_error,
@@ -31,6 +30,7 @@ from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json
 
 PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
@@ -118,7 +118,7 @@ def read_body(
 
     Sets ``call.context.field_names``: parameters of the task are top-level fields. Raises RequestError.
     """
-    call.context.field_names = field_name
+    call.context.field_names = TOP_LEVEL
     names = {field.name: field for field in ignored}
     parameters = read_fields(payload, ("model", *known, *names), names)
     return choose_model(service, call, parameters.get("model"), tasks), parameters

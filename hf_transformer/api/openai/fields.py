@@ -9,7 +9,6 @@ https://platform.openai.com/docs/guides/error-codes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -18,11 +17,20 @@ import orjson
 from hf_transformer.api.call import Call
 from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.service import Model, Service
-from hf_transformer.errors import ContextLengthExceeded, InvalidInput, RequestError, UnknownModel, describe
+from hf_transformer.errors import (
+    ContextLengthExceeded,
+    InvalidInput,
+    Path,
+    RequestError,
+    UnknownModel,
+    describe,
+    show_path,
+)
 from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Answers, Json, RequestBudget
 
 GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
@@ -142,7 +150,7 @@ def read_request(
         UnknownModel: the service does not serve the model.
         RequestError: the body is unreadable, see Call.json.
     """
-    call.context.field_names = field_name
+    call.context.field_names = TOP_LEVEL
     body = expect(call.json() if payload is None else payload, dict, "body", "an object")
     parameters = read_fields(body, known, _IGNORED[endpoint])
     return choose_model(service, call, parameters.get("model"), TASKS[endpoint]), parameters
@@ -181,11 +189,6 @@ def read_fields(payload: Mapping[str, Json], known: Sequence[str], ignored: Mapp
     return Parameters(payload, known)
 
 
-def field_name(path: str) -> str:
-    """Converts a canonical path to the client's field name."""
-    return path.removeprefix("parameters.")
-
-
 def _unknown_fields(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
     fields = ", ".join(known)
     if len(names) == 1:
@@ -208,7 +211,7 @@ def _check_ignored(field: IgnoredField, value: Json) -> None:
         raise InvalidInput(name, expected, describe(value, quote=True), field.reason)
 
 
-def _check_metadata(path: str, value: Json) -> None:
+def _check_metadata(path: Path | str, value: Json) -> None:
     """Raises InvalidInput for metadata that OpenAI would refuse. Valid metadata has no effect."""
     if len(expect(value, dict, path, "an object of strings")) > MAX_METADATA_KEYS:
         raise InvalidInput(path, f"at most {MAX_METADATA_KEYS} keys", str(len(value)))
@@ -222,7 +225,7 @@ def _check_metadata(path: str, value: Json) -> None:
 
 
 def read_texts(
-    path: str, value: Json, budget: RequestBudget, read_ids: Callable[[list[Json], str], Ids]
+    path: Path, value: Json, budget: RequestBudget, read_ids: Callable[[list[Json], Path], Ids]
 ) -> tuple[list[str | Ids], bool]:
     """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts a list of token ids.
 
@@ -238,8 +241,8 @@ def read_texts(
     budget.few(path, items)
     texts: list[str | Ids] = []
     for index, item in enumerate(items):
-        expect(item, str | list, f"{path}[{index}]", "a string or a list of token ids")
-        texts.append(item if isinstance(item, str) else read_ids(item, f"{path}[{index}]"))
+        expect(item, str | list, (*path, index), "a string or a list of token ids")
+        texts.append(item if isinstance(item, str) else read_ids(item, (*path, index)))
     return texts, False
 
 
@@ -258,8 +261,7 @@ def message_of(error: RequestError) -> str:
     code, since clients look for them: LangChain reads the code there."""
     if not isinstance(error, ContextLengthExceeded):
         return str(error)
-    what = re.split(r"\W", error.path)[0]
-    what = what if what in LONG_FIELDS else "input"
+    what = next((name for name in error.path[:1] if name in LONG_FIELDS), "input")
     resulted = f" However, your {what} resulted in {error.got} tokens." if error.counted else ""
     limit = f"This model's maximum context length is {error.limit} tokens."
     return f"{error.without_hint}. {limit}{resulted} Please reduce the length of the {what}. ({TOO_LONG})"
@@ -267,7 +269,7 @@ def message_of(error: RequestError) -> str:
 
 def render_error(error: RequestError, status: int) -> bytes:
     """Serializes an error in OpenAI's form."""
-    param = None if error.path in ("", "body") else error.path
+    param = None if error.path in ((), ("body",)) else show_path(error.path)
     kind, code = "invalid_request_error" if status < 500 else "server_error", None
     if isinstance(error, ContextLengthExceeded):
         code = TOO_LONG
