@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, STRUCTURED, read_sampling
+from hf_transformer.generation.parameters import TextGenerationParameters
+from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, read_text
@@ -20,13 +21,6 @@ from hf_transformer.types.task_names import TASK_NAMES
 from hf_transformer.types.tensors import Tensor
 
 MAX_TOKENS = ("max_new_tokens", "max_tokens")
-PARAMETERS = (
-    *("output_format", "max_length", *MAX_TOKENS, *MIN_TOKENS, "do_sample", *DRAW, "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
-    *(*STOP, "stop_token_ids", *CHOICES, "return_full_text", "stream", STRUCTURED),
-)
-
-
 CAPITAL, HOUSE = "The capital of france is", "translate English to German: The house is small."
 
 
@@ -38,7 +32,7 @@ class TextGeneration(Servable):
     """
 
     name: ClassVar[str] = "text_generation"
-    parameters: ClassVar[Sequence[str]] = PARAMETERS
+    options_type = TextGenerationParameters
     purpose = "Goes on with a text or a chat"
     examples = (
         Example("a text that goes on", {"instances": [CAPITAL], "parameters": {"max_new_tokens": 8}}),
