@@ -11,8 +11,9 @@ import pytest
 
 from hf_transformer.core.contract import fit_signature, role_from_numbered_name
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.tasks.base import LOGITS, SentenceTransformers, TaskSettings, TaskTokenizer
+from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, TaskTokenizer
 from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.tasks.options import LOGITS
 from hf_transformer.tasks.reduced import ReducedClassification, ReducedEmbedding, ReducedFillMask, fit_reduced
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
