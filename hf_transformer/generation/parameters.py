@@ -67,9 +67,7 @@ NewTokens: TypeAlias = Annotated[
 ]
 LeastTokens: TypeAlias = Annotated[Natural | None, about("New tokens before a text may end.")]
 Stop: TypeAlias = Annotated[Json, about("Texts that end a text, and are no part of it.", schema={"anyOf": STOP_FORMS})]
-Choices: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, about("Texts for each prompt.", schema={"default": 1})
-]
+Choices: TypeAlias = Annotated[Annotated[int, Meta(ge=1, le=MAX_CHOICES)], about("Texts for each prompt.")]
 
 
 class TextGenerationParameters(TaskParameters):
@@ -126,8 +124,8 @@ class TextGenerationParameters(TaskParameters):
     stop_strings: Stop = None
     stop_words: Stop = None
     stop_token_ids: Annotated[Json, about("Tokens that end a text, and are no part of it.", schema=STOP_IDS)] = None
-    num_return_sequences: Choices = None
-    n: Choices = None
+    num_return_sequences: Choices = 1
+    n: Choices = 1
     return_full_text: Annotated[
         bool | None,
         about("Whether the prompt is part of the answer; never for text2text_generation."),

@@ -11,9 +11,9 @@ docs/parameters.md come from it. A null parameter counts as absent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
-from msgspec import NODEFAULT, Meta, Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import fields
 
 from hf_transformer.errors import InvalidInput, TooLarge, describe
@@ -76,7 +76,7 @@ MaxTokens: TypeAlias = Annotated[
 ]
 Stride: TypeAlias = Annotated[
     Natural | None,
-    about("Tokens that neighbouring windows of a long text share; --stride if not given."),
+    about("Tokens that neighbouring windows of a long text share."),
     by_flag("stride"),
 ]
 Score: TypeAlias = Annotated[
@@ -222,16 +222,30 @@ def read_prompt(prompt: str | None, name: str | None, prompts: Mapping[str, str]
 
 
 def parameter_schemas(kind: type[TaskParameters]) -> dict[str, Schema]:
-    """The JSON schemas of the parameters by name."""
+    """The JSON schemas of the parameters by name. Null counts as absent; a flag's default has no value here."""
     properties = json_schemas([kind])[1][kind.__name__]["properties"]
-    defaults = {field.name: field.default for field in fields(kind)}
-    return {name: _nullable(schema, defaults[name]) for name, schema in properties.items()}
+    flags, declared = flags_of(kind), fields_of(kind)
+    return {name: _flat(schema, declared[name], flags.get(name)) for name, schema in properties.items()}
 
 
-def _nullable(schema: Schema, default: Any) -> dict[str, Json]:
-    """Allows null, which counts as absent. A default of None is the task's, or a flag's."""
-    schema = {name: value for name, value in schema.items() if name != "default" or value is not None}
-    if default is None or default is NODEFAULT:
-        return schema
-    head: dict[str, Json] = {name: schema.pop(name) for name in ("description", "default") if name in schema}
-    return {**head, "anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
+def _flat(schema: Schema, declared: Any, flag: str | None) -> dict[str, Json]:
+    """The schema of a value or null in one object if possible, with choices in their declared order."""
+    schema = {name: value for name, value in schema.items() if name != "default" or (value is not None and not flag)}
+    forms = [form for form in schema.get("anyOf", ()) if form != {"type": "null"}]
+    if len(forms) == 1:
+        schema = {**schema, **forms[0]}
+        del schema["anyOf"]
+    if choices := _choices(declared):
+        schema |= {"type": ["string", "null"], "enum": [*choices, None]}
+    elif isinstance(schema.get("type"), str):
+        schema["type"] = [schema["type"], "null"]
+    if flag:
+        schema["description"] = f"{schema['description']} --{flag} if not given."
+    return schema
+
+
+def _choices(declared: Any) -> tuple[str, ...]:
+    """The values of the first Literal in a declaration."""
+    if get_origin(declared) is Literal:
+        return get_args(declared)
+    return next(filter(None, map(_choices, get_args(declared))), ())

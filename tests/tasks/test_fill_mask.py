@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -121,7 +120,7 @@ def test_the_names_of_the_outputs_choose_the_reader(tokenizer: Tokenizer, task: 
 def test_a_flag_for_logits_needs_a_model_with_logits(
     tokenizer: Tokenizer, task: Any, names: Any, flag: str, answers: str
 ) -> None:
-    settings = replace(TaskSettings(named("a", "b"), tokenizer), **cast(Any, {flag: True}))
+    settings = TaskSettings(named("a", "b"), tokenizer, {flag: True})
     assert type(fit_reduced(task(settings), ("logits",))) is task
     with pytest.raises(ConfigError, match=rf"^--{flag}: .*{answers} alone"):
         fit_reduced(task(settings), names)
