@@ -57,8 +57,10 @@ def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: st
     status, info = server.ask(f"/v1/models/{name}/info")
     if status != 200:
         raise LoadError(f"GET /v1/models/{name}/info failed with status {status}: {str(info)[:200]}")
-    trial = TASK_CLASSES.get(info["task"], Servable).trial_instance
-    instances = [trial(text, info.get("mask_token")) if isinstance(text, str) else text for text in texts]
+    trial, mask = TASK_CLASSES.get(info["task"], Servable).trial_instance, info.get("mask_token")
+    if mask and mask in str(texts[0]):  # the texts have their own masks
+        mask = None
+    instances = [trial(text, mask) if isinstance(text, str) else text for text in texts]
     api = flags.api or ("openai" if "generation" in info else "v1")
     tokens = flags.max_tokens if "generation" in info else None
     path = info["protocols"][api]
