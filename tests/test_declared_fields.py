@@ -136,7 +136,7 @@ def test_an_error_names_the_field_and_what_was_expected(payload: Any, message: s
 
 
 def test_errors_have_the_client_s_name_of_a_field() -> None:
-    with pytest.raises(InvalidInput, match="^top_k: expected 1 or more, got 0$"):
+    with pytest.raises(InvalidInput, match=r"^top_k: expected 1 or more, got 0$"):
         FORM.read({**RIGHT, "top_k": 0})
     names = FORM.client_names({**RIGHT, "top_k": 1})
     assert names(("parameters", "top_n")) == ("top_k",)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from hf_transformer.api.openai.fields import TASKS as OPENAI_TASKS
+from hf_transformer.api.bodies import TASKS as OPENAI_TASKS
 from hf_transformer.api.service import UNLOADED, Model, Models
 from hf_transformer.app.wiring import (
     Diagnose,

@@ -44,7 +44,9 @@ ONLY_TEXT = Tokenization(only_second=True)
 
 
 TopN: TypeAlias = Annotated[Positive | None, about("Texts in the answer; all if not given.")]
-ReturnDocuments: TypeAlias = Annotated[bool, about("Whether the texts are given too; true by default in the OpenAI API.")]
+ReturnDocuments: TypeAlias = Annotated[
+    bool, about("Whether the texts are given too; true by default in the OpenAI API.")
+]
 RawScores: TypeAlias = Annotated[bool, about("Logits instead of scores between 0 and 1.")]
 TruncateDocument: TypeAlias = Annotated[bool, about("Whether only texts are cut and never the query.")]
 QueryTokens: TypeAlias = Annotated[Positive | None, about("Tokens of the query at most, without special ones.")]

@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.completions import CompletionAnswer
-from hf_transformer.api.openai.fields import render_error
 from hf_transformer.errors import (
     InvalidInput,
     PredictorError,

@@ -30,7 +30,8 @@ from hf_transformer.api.dialects.fields import (
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_message
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_message
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField

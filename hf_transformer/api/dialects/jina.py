@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hf_transformer.api.bodies import read_texts, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     TRUNCATION_FIELDS,
@@ -19,9 +20,10 @@ from hf_transformer.api.dialects.fields import (
     read_truncation,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.openai.embeddings import plain_texts, to_base64
-from hf_transformer.api.openai.fields import IgnoredField, read_texts, usage
+from hf_transformer.api.openai.fields import IgnoredField
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput, Path

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hf_transformer.api.bodies import usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     move_if_present,
@@ -28,9 +29,10 @@ from hf_transformer.api.dialects.fields import (
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.fields import IgnoredField, usage
+from hf_transformer.api.openai.fields import IgnoredField
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path, describe

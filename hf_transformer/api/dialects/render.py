@@ -18,12 +18,13 @@ from typing import Any, Final
 
 import orjson
 
+from hf_transformer.api.bodies import choose_model, read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.chat import render_prompt, require_template
-from hf_transformer.api.openai.fields import choose_model, read_texts, render_error
 from hf_transformer.api.openai.tools import read_tools
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative

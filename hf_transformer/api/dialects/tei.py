@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hf_transformer.api.bodies import choose_model
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import representations, require_representation
 from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute
@@ -44,7 +45,6 @@ from hf_transformer.api.dialects.tei_form import (
     within_instance,
 )
 from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.fields import choose_model
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize

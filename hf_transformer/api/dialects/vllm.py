@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hf_transformer.api.bodies import read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
 from hf_transformer.api.dialects.fields import (
@@ -34,8 +35,9 @@ from hf_transformer.api.dialects.fields import (
 )
 from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
+from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.openai.embeddings import SINGLE_INPUT, to_base64
-from hf_transformer.api.openai.fields import IgnoredField, read_texts, render_error, without_effect
+from hf_transformer.api.openai.fields import IgnoredField, without_effect
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode

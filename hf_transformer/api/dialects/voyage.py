@@ -24,7 +24,8 @@ from hf_transformer.api.dialects.fields import (
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField

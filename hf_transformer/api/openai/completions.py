@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hf_transformer.api.bodies import read_texts
 from hf_transformer.api.call import Call
-from hf_transformer.api.openai.fields import ignored_fields, read_request, read_texts
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream

@@ -23,6 +23,7 @@ from __future__ import annotations
 from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 
+from hf_transformer.api.bodies import read_texts, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     TRUNCATE_PROMPT_TOKENS,
@@ -35,7 +36,7 @@ from hf_transformer.api.dialects.fields import (
     representations,
     unit_length,
 )
-from hf_transformer.api.openai.fields import ignored_fields, read_request, read_texts, usage
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.errors import InvalidInput, Path, describe

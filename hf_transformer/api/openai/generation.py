@@ -18,9 +18,9 @@ from typing import ClassVar, Literal
 
 import orjson
 
+from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
 from hf_transformer.api.large_json import write_in_steps
-from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.responses import reply
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, RequestError

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hf_transformer.api.bodies import usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     PER_TEXT,
@@ -33,7 +34,7 @@ from hf_transformer.api.dialects.fields import (
     read_truncation,
 )
 from hf_transformer.api.errors import expect
-from hf_transformer.api.openai.fields import ignored_fields, read_request, usage
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
