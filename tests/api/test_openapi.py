@@ -30,25 +30,14 @@ from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app.application import build_app
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import NoPredictor, RequestError
-from hf_transformer.generation import task as generation_task
-from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.generation.task import ALL_TASKS, TASK_CLASSES, TextGeneration
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import ServedModel, post
 from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODEL, task_model_folder
 
-MODELS = {
-    "fill_mask": "bert",
-    "question_answering": "squad",
-    "token_classification": "ner",
-    "sequence_classification": "sentiment",
-    "zero_shot_classification": "nli",
-    "rerank": "cross",
-    "feature_extraction": "minibert_mean",
-    "text_embedding": "minibert_mean",
-    "text_generation": "gpt2_logits",
-    "text2text_generation": "t5_logits",
-}
+LOGITS_MODELS = {"text_generation": "gpt2_logits", "text2text_generation": "t5_logits"}
+MODELS = {name: task.demo.model for name, task in TASK_CLASSES.items()} | LOGITS_MODELS
 PREDICTOR_S = {"502", "504"}
 """Statuses only of requests that reach the predictor."""
 TOO_SLOW = "408"
@@ -245,7 +234,7 @@ def _constants(schema: dict[str, Any]) -> list[str]:
 def test_the_document_has_all_fields_of_each_api(task: str) -> None:
     schemas = described(task)[1]["components"]["schemas"]
     more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
-    generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *generation_task.PARAMETERS}
+    generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *TextGeneration.parameters}
     for name, fields in {
         "EmbeddingsRequest": embeddings.FIELDS,
         "RerankRequest": rerank.FIELDS,

@@ -22,8 +22,8 @@ import pytest
 
 from hf_transformer.commands.demo import (
     ENVIRONMENT_VARIABLE,
-    EXAMPLES,
     default_model_repository,
+    demos,
     next_free_port,
     own_entry,
     parse,
@@ -422,7 +422,7 @@ def test_an_own_model_is_the_only_one(flag: str, capsys: pytest.CaptureFixture[s
 
 
 def test_every_task_has_an_example() -> None:
-    assert EXAMPLES.keys() == ANSWERS.keys() == {task.name for task, _ in ALL_TASKS}
+    assert demos().keys() == ANSWERS.keys() == {task.name for task, _ in ALL_TASKS}
 
 
 def test_serves_until_a_signal(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_flags_and_variables_are_read() -> None:
     assert parse(["--triton_environment=/other"], environ).triton_environment == Path("/other")
     assert parse([], {}).http_port == 8080
     assert [parse(flags, {}).task for flags in ([], ["--task=ner"])] == ["fill_mask", "token_classification"]
-    for example in EXAMPLES.values():
+    for example in demos().values():
         assert (default_model_repository() / example.model / "config.pbtxt").is_file()
 
 

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 import hf_transformer
 from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.api.info import find_links
-from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.generation.task import ALL_TASKS, TASK_CLASSES
 from hf_transformer.tasks.long_texts import WINDOWS
 from tests.integration.conftest import ROOT, Serve, refused
 from tests.support.service import Service
@@ -424,6 +424,9 @@ def test_info_has_the_names_of_text_embeddings_inference(serve: Serve, model: st
         "max_client_batch_size": 2048,
         "auto_truncate": not flags,
         "version": hf_transformer.__version__,
-        "models": [{"name": model, "task": task, "ready": True, "aliases": [], "adapters": []}],
+        "models": [
+            {"name": model, "task": task, "purpose": TASK_CLASSES[task].purpose, "ready": True}
+            | {"aliases": [], "adapters": []}
+        ],
         "links": find_links(docs=False),
     }

@@ -42,7 +42,8 @@ from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.quantization import BYTES, quantize
-from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json, Query, RequestBudget
@@ -62,7 +63,7 @@ BITS = 8
 async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, version: str) -> Response:
     """Answers with vectors by type; in version 1 with bare vectors unless the request has ``embedding_types``."""
     known = EMBED if version == "1" else EMBED_V2
-    tasks, ignored = ("text_embedding",), (IgnoredField("images", (), ([],), "the model reads texts"),)
+    tasks, ignored = (TextEmbedding.name,), (IgnoredField("images", (), ([],), "the model reads texts"),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
     require_representation(model, DENSE)
@@ -131,7 +132,7 @@ def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Js
 
 async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Answers /v2/rerank, without the documents unless the request asks for them. Only documents are truncated."""
-    tasks, ignored = ("rerank",), (IgnoredField("user", ()),)
+    tasks, ignored = (Rerank.name,), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
     parameters.number(PRIORITY, 0, 0, MOST)
     defaults: dict[str, Json] = {"truncation": True} if model.task.settings.on_overflow == "error" else {}

@@ -27,7 +27,7 @@ from hf_transformer.api.openai.fields import IgnoredField
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput, Path
-from hf_transformer.tasks.text_embedding import MULTI_VECTOR
+from hf_transformer.tasks.text_embedding import MULTI_VECTOR, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
 
@@ -36,7 +36,7 @@ FIELDS = ("input", "input_type", "embedding_type", "dimensions", *TRUNCATION_FIE
 
 async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the vectors of each text's tokens."""
-    tasks, ignored = ("text_embedding",), (IgnoredField("user", ()),)
+    tasks, ignored = (TextEmbedding.name,), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=ignored)
     require_representation(model, MULTI_VECTOR)
     texts, _ = read_texts(("input",), plain_texts(parameters.get("input"), call.budget), call.budget, _refuse_ids)

@@ -38,8 +38,9 @@ from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.tensors import read_instances
-from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Context, Json, Query
@@ -62,7 +63,7 @@ PARAMETERS = ("input_type", TRUNCATE, "dimensions", EMBEDDING_TYPE)
 
 async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the logits of passages for a query."""
-    tasks, known, ignored = ("rerank",), ("query", "passages", "truncate"), (IgnoredField("user", ()),)
+    tasks, known, ignored = (Rerank.name,), ("query", "passages", "truncate"), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
     query = read_text(parameters.get("query"), ("query",))
     passages = expect_items(parameters.get("passages"), "passages", f"a list of {TEXT}")
@@ -84,7 +85,7 @@ def read_text(value: Json, path: Path) -> str:
 
 def is_for_nim(model: Model, request: InferRequest) -> bool:
     """Whether a request for embeddings has NIM's outputs, or its parameters and no outputs of V2."""
-    if model.task.name != "text_embedding":
+    if model.task.name != TextEmbedding.name:
         return False
     if request.outputs:
         return EMBEDDINGS in request.outputs or TOKEN_COUNT in request.outputs

@@ -51,21 +51,26 @@ from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop
 from hf_transformer.api.tokenize import decode as detokenize
 from hf_transformer.errors import EmptyList, FieldError, InvalidInput, Path
 from hf_transformer.protocol.server_codec import note_ignored
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.labels import score_label
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.similarity import compare
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
+from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Encoding
 
-EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
+EMBEDDING, CLASSES = (TextEmbedding.name,), (SequenceClassification.name, Rerank.name)
 HUGGING_FACE_CLIENT = b"@huggingface/inference/"
 """User agent of the inference API's client for JavaScript. It sends no ``parameters`` unless its user sets some, and
 refuses text-embeddings-inference's form."""
 HUGGING_FACE: Mapping[str, Mapping[str, Json]] = {
-    "sequence_classification": {},
-    "token_classification": {"aggregation_strategy": "simple"},
+    SequenceClassification.name: {},
+    TokenClassification.name: {"aggregation_strategy": "simple"},
 }
 """The inference API's defaults that differ, by task."""
 SPARSE_SIZE = 12_000
@@ -128,7 +133,7 @@ async def embed(ask: Ask) -> Result:
 
 async def embed_all(ask: Ask) -> Result:
     """Returns a vector per token: of the model's last layer, or projected and normalized ones where it has these."""
-    if ask.model.task.name == "feature_extraction":
+    if ask.model.task.name == FeatureExtraction.name:
         vectors, counts = await _vectors(ask, ("inputs", *TRUNCATION))
         return Result([vector[0] for vector in vectors], counts)
     name = MULTI_VECTOR if MULTI_VECTOR in representations(ask.model) else TOKEN_EMBEDDINGS
@@ -193,12 +198,12 @@ async def rerank(ask: Ask) -> Result:
 
 async def predict(ask: Ask) -> Result:
     """Returns the scores of all labels for each text or pair, the best first."""
-    if ask.fields.get("parameters") is not None and ask.model.task.name == "sequence_classification":
+    if ask.fields.get("parameters") is not None and ask.model.task.name == SequenceClassification.name:
         return await pipeline(ask)
     sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.budget)
     ask.context.field_names = SINGLE_INPUT if is_single else NAMES
     parameters = read_parameters(ask.fields, ("inputs", *TRUNCATION, "raw_scores"), ask.context)
-    if ask.model.task.name == "rerank":
+    if ask.model.task.name == Rerank.name:
         for index, sequence in enumerate(sequences):
             if len(sequence) == 1:
                 raise InvalidInput(("inputs", index), "a pair of texts, since the model ranks texts", "one text")
@@ -227,11 +232,11 @@ async def pipeline(ask: Ask) -> Result:
     is_single = not isinstance(inputs, list)
     if is_single:
         ask.context.field_names = Names({("inputs", 0): ("inputs",)})
-    classifies = ask.model.task.name == "sequence_classification"
+    classifies = ask.model.task.name == SequenceClassification.name
     defaults = {"output_format": "pipeline", **({"top_k": None} if classifies else {})}
     answers = await ask.predict(instances, defaults | parameters)
     predictions = answers.predictions
-    if ask.model.task.name == "zero_shot_classification":
+    if ask.model.task.name == ZeroShotClassification.name:
         predictions = [
             [{"label": label, "score": score} for label, score in zip(one["labels"], one["scores"], strict=True)]
             for one in predictions
@@ -244,12 +249,12 @@ async def by_kind(ask: Ask) -> Result:
     """Answers with the route of the model's kind, and of the form of its inputs where a kind has several."""
     task, inputs = ask.model.task.name, ask.fields.get("inputs")
     ask.inner_parameters()  # also where the route has none, and lists the field as ignored
-    if task == "text_embedding":
+    if task == TextEmbedding.name:
         if isinstance(inputs, dict):
             return await similarity(ask)
         return await {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)(ask)
-    runs = {"rerank": rerank if inputs is None else predict, "sequence_classification": predict}
-    return await {**runs, "feature_extraction": embed_all}.get(task, pipeline)(ask)
+    runs = {Rerank.name: rerank if inputs is None else predict, SequenceClassification.name: predict}
+    return await {**runs, FeatureExtraction.name: embed_all}.get(task, pipeline)(ask)
 
 
 async def tokenize(ask: Ask) -> Result:
@@ -359,10 +364,10 @@ def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> Dialect
 _dialect_route = partial(DialectRoute, dialect="tei", render_error=render_error, status=status_of)
 ROUTES = (
     _route("/embed", embed, EMBEDDING, "inputs"),
-    _route("/embed_all", embed_all, (*EMBEDDING, "feature_extraction"), "inputs"),
+    _route("/embed_all", embed_all, (*EMBEDDING, FeatureExtraction.name), "inputs"),
     _route("/embed_sparse", embed_sparse, EMBEDDING, "inputs"),
     _route("/similarity", similarity, EMBEDDING, "inputs"),
-    _route("/rerank", rerank, ("rerank",), "query", "texts"),
+    _route("/rerank", rerank, (Rerank.name,), "query", "texts"),
     _route("/predict", predict, CLASSES, "inputs"),
     _route("/tokenize", tokenize, ALL, "inputs"),
     _route("/decode", decode, ALL, "ids"),

@@ -42,9 +42,12 @@ from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL, Names
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
@@ -60,19 +63,18 @@ INPUT_IGNORED = (*IGNORED, *without_effect("embeddings", "add_special_tokens"))
 PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
 """Names of the two sides of /score."""
 SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
-SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = "sequence_classification", "text_embedding", "feature_extraction"
 POOLING: Mapping[str, Mapping[str, str]] = {
-    EMBEDDING: {"embed": DENSE, "token_embed": MULTI_VECTOR},
-    TOKENS: {"token_embed": ""},
-    SEQUENCE_CLASSIFICATION: {"classify": ""},
+    TextEmbedding.name: {"embed": DENSE, "token_embed": MULTI_VECTOR},
+    FeatureExtraction.name: {"token_embed": ""},
+    SequenceClassification.name: {"classify": ""},
 }
 """Values of ``task`` in /pooling by the model's task, the default first, each with its representation."""
 NORMALIZE = ("use_activation", "normalize")
 """The names of one field of /pooling for vectors of texts; the second is that of older versions."""
 NOT_FOR: Mapping[str, Sequence[str]] = {
-    EMBEDDING: (),
-    TOKENS: ("dimensions", *NORMALIZE),
-    SEQUENCE_CLASSIFICATION: ("dimensions", "normalize"),
+    TextEmbedding.name: (),
+    FeatureExtraction.name: ("dimensions", *NORMALIZE),
+    SequenceClassification.name: ("dimensions", "normalize"),
 }
 """Fields of /pooling that a model of this task has no use for."""
 
@@ -83,7 +85,7 @@ NOT_FOR: Mapping[str, Sequence[str]] = {
 async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Scores pairs of texts: one text with each of several, or two lists of equal length."""
     known = (*SIDES, *PER_TEXT, "instruction", "use_activation", *TRUNCATION_FIELDS)
-    model, parameters = read_body(service, call, payload, tasks=("rerank",), known=known, ignored=IGNORED)
+    model, parameters = read_body(service, call, payload, tasks=(Rerank.name,), known=known, ignored=IGNORED)
     sides, single = _read_sides(parameters, call.budget)
     (first, firsts), (second, seconds) = sides
     if len(firsts) == 1:
@@ -142,7 +144,7 @@ def _read_input(
     """Returns the instances for ``input``, and whether it is a single text. Raises InvalidInput."""
 
     def read_ids(ids: list[Json], path: Path) -> Json:
-        if model.task.name != EMBEDDING or not service.token_inputs:
+        if model.task.name != TextEmbedding.name or not service.token_inputs:
             raise InvalidInput(path, "text", "token ids", "only embeddings take them, with --enable_token_inputs")
         return {"token_ids": ids}
 
@@ -152,7 +154,7 @@ def _read_input(
 async def classify(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the probabilities of all labels, in the order of the labels."""
     known = ("input", "use_activation", *TRUNCATION_FIELDS)
-    tasks = (SEQUENCE_CLASSIFICATION,)
+    tasks = (SequenceClassification.name,)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=INPUT_IGNORED)
     instances, single = _read_input(parameters, service, call.budget, model)
     if single:

@@ -31,7 +31,7 @@ from hf_transformer.api.openai.embeddings import to_base64
 from hf_transformer.api.openai.fields import IgnoredField
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
-from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json, Query
@@ -49,7 +49,7 @@ CHUNKS = TOP_LEVEL.then({("inputs", EACH, "chunks"): ("inputs", EACH)})
 
 async def contextualized(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns a vector of each chunk, by document."""
-    tasks = ("text_embedding",)
+    tasks = (TextEmbedding.name,)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=IGNORED)
     require_representation(model, DENSE)
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
