@@ -236,8 +236,8 @@ def test_the_document_has_all_fields_of_each_api(task: str) -> None:
     more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
     generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *TextGeneration.parameters}
     for name, fields in {
-        "EmbeddingsRequest": embeddings.FIELDS,
-        "RerankRequest": rerank.FIELDS,
+        "EmbeddingsRequest": embeddings.EMBEDDINGS.names,
+        "RerankRequest": rerank.RERANK.names,
         "CompletionRequest": completions.FIELDS,
         "ChatRequest": chat.FIELDS,
         "ChatMessage": chat.MESSAGE_FIELDS,

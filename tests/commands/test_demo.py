@@ -340,7 +340,7 @@ def test_once_prints_the_answer_and_leaves_nothing(
         assert running.end() == 0, running.output
         lines = running.output.splitlines()
         answers = [lines[number + 1] for number, line in enumerate(lines) if line == "Answer:"]
-        wanted = [ANSWERS[each] for each in EXAMPLES if task in (each, "all")]
+        wanted = [ANSWERS[each] for each in demos() if task in (each, "all")]
         assert all(part in answer for part, answer in zip(wanted, answers, strict=True)), answers
         assert answers[0] == ANSWER or task == "rerank"
         assert [member for session in sessions for member in session_members(session)] == []

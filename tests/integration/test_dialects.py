@@ -96,7 +96,7 @@ def test_cohere_s_inputs_are_parts_of_text(serve: Serve) -> None:
 COHERE_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"texts": None}, "texts: expected a list of texts, got nothing"),
     ({"texts": ["a", 1]}, "texts[1]: expected a string, got a number"),
-    ({"embedding_types": ["int4"]}, "embedding_types: expected a list of float, int8"),
+    ({"embedding_types": ["int4"]}, "embedding_types[0]: expected one of float, int8"),
     ({"input_type": "question"}, "input_type: expected one of query, search_query"),
     ({"images": ["data:"]}, "images: expected [], got a list; the model reads texts"),
     ({"output_dimension": 0}, "output_dimension: expected 1 or more, got 0"),

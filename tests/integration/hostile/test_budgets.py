@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from hf_transformer.api import generate, tokenize, v1, v2
-from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Models, Service
+from hf_transformer.api.table import ROUTES
 from hf_transformer.core.limits import Admission
 from hf_transformer.observability.metrics import Metrics
 from tests.integration.conftest import Serve
