@@ -41,6 +41,9 @@ from hf_transformer.api.errors import expect_types
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
     TRUNCATES,
+    Dimensions,
+    MaxTokens,
+    Purpose,
     Truncate,
     Unused,
     read_purpose,
@@ -69,9 +72,7 @@ class CohereEmbedRequest(ModelBody, kw_only=True):
     texts: Annotated[NonEmpty[Json] | None, about("The texts.", expected="a list of texts", shown=(NonEmpty[str],))] = (
         None
     )
-    input_type: Annotated[
-        str | None, about("The purpose of the texts, which chooses the prompt: search_query, search_document, ...")
-    ] = None
+    input_type: Purpose = None
     embedding_types: Annotated[
         VectorType | NonEmpty[VectorType] | None, about("Types of vectors in the answer; floats by default.")
     ] = None
@@ -85,10 +86,8 @@ class CohereEmbedV2Request(CohereEmbedRequest):
         list[Json] | None,
         about("Texts in parts.", expected="a list of objects", instead_of="texts", shown=(list[Content],)),
     ] = None
-    output_dimension: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = (
-        None
-    )
-    max_tokens: Annotated[Positive | None, about("A length below the model's.", parameter="max_tokens")] = None
+    output_dimension: Dimensions = None
+    max_tokens: MaxTokens = None
 
 
 class CohereRerankRequest(ModelBody):

@@ -29,8 +29,9 @@ from hf_transformer.api.documents import SINGLE_INPUT, Content, read_document, r
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
+    Dimensions,
     EmbedDtype,
-    Encoding,
+    EncodingFormat,
     Endianness,
     LongTextBody,
     Padding,
@@ -53,7 +54,7 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, TextEmbedding
-from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about
+from hf_transformer.types.fields import Form, Natural, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, Names
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
@@ -171,8 +172,8 @@ class PoolingRequest(InputBody):
     task: Annotated[
         Literal["embed", "token_embed", "classify"] | None, about("The kind of vectors; the model's by default.")
     ] = None
-    encoding_format: Annotated[Encoding, about("The form of vectors: arrays of numbers, or base64.")] = "float"
-    dimensions: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = None
+    encoding_format: EncodingFormat = "float"
+    dimensions: Dimensions = None
     normalize: Annotated[
         bool | None, about("use_activation of older versions, for vectors.", parameter="normalize")
     ] = None
