@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
+from hf_transformer.api import generate, health, info, openapi, v1, v1_tokenize, v2
 from hf_transformer.api.auth import CONTROL_KEYS, ApiKeys
 from hf_transformer.api.dialects import routes as dialects
-from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Handler, Router
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Model, Models, Service
+from hf_transformer.api.table import ROUTES
 from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
 from hf_transformer.app.wiring import Diagnose, LoadedModel, limits_of, load_model, predictor_settings, sandbox_of
 from hf_transformer.config.entries import ModelEntries
@@ -196,7 +196,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
     prefix, fallback = config.openai_route_prefix, partial(call_asgi, inner)
     endpoints: list[tuple[str, Handler]] = [
         *v1.endpoints(service),
-        *tokenize.endpoints(service),
+        *v1_tokenize.endpoints(service),
         *v2.endpoints(service),
         *generate.endpoints(service),
         # Without a prefix, the OpenAI API shares paths with the dialects, whose table has these routes too.
@@ -236,7 +236,6 @@ def starlette_app(
         openai_prefix=prefix,
         grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
         tokenizer_threads=config.max_asyncio_workers,
-        examples=documents.examples,
         links=info.find_links(docs=config.enable_docs_url),
     )
     routes: list[BaseRoute] = [

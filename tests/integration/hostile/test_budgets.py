@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api import generate, tokenize, v1, v2
-from hf_transformer.api.dialects.table import ROUTES
+from hf_transformer.api import generate, v1, v1_tokenize, v2
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.service import Models, Service
+from hf_transformer.api.table import ROUTES
 from hf_transformer.core.limits import Admission
 from hf_transformer.observability.metrics import Metrics
 from tests.integration.conftest import Serve
@@ -150,7 +150,7 @@ CASES = [(path, row) for path, rows in ROWS.items() for row in rows]
 def test_every_route_has_a_row() -> None:
     metrics = Metrics()
     service = Service(Models([]), Admission(1, 1, metrics), metrics, 1, limits(), streams=None)  # type: ignore[arg-type]
-    made = [endpoint for api in (v1, tokenize, v2, generate) for endpoint in api.endpoints(service)]
+    made = [endpoint for api in (v1, v1_tokenize, v2, generate) for endpoint in api.endpoints(service)]
     paths = {path for path, _ in (*made, *openai.endpoints(service, "openai"))} | {*ROUTES}
     assert paths == ROWS.keys() | NOTHING_TO_MULTIPLY
 
