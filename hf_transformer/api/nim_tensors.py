@@ -31,7 +31,7 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import InferRequest, note_ignored
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import read_instances
-from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
 from hf_transformer.types.fields import Form, OpenBody, about
 from hf_transformer.types.request import Context, Query
 from hf_transformer.types.tensors import Tensor, Texts
@@ -52,7 +52,7 @@ PARAMETERS = Form(NimParameters)
 
 def is_for_nim(task: Servable, request: InferRequest) -> bool:
     """Whether a request for embeddings has NIM's outputs, or its parameters and no outputs of V2."""
-    if task.name != "text_embedding":
+    if task.name != TextEmbedding.name:
         return False
     if request.outputs:
         return EMBEDDINGS in request.outputs or TOKEN_COUNT in request.outputs

@@ -64,7 +64,7 @@ GUIDED: Mapping[str, ConstraintKind] = {
 }
 """Older names in vLLM's API for the members of ``structured_outputs``."""
 """vLLM's parameter for a constraint on the form of the text."""
-_RANGES = {
+RANGES = {
     "temperature": (0.0, 100.0),
     "top_p": (MIN_POSITIVE, 1.0),
     "min_p": (0.0, 1.0),
@@ -193,13 +193,13 @@ def read_sampling(
         put("max_tokens", default_tokens, "max_tokens")
     if (name := parameters.one_of(*MIN_TOKENS)) is not None:
         put("min_tokens", _min_tokens(parameters, name, tokens, values.get("max_tokens")), name)
-    for field, (least, most) in _RANGES.items():
+    for field, (least, most) in RANGES.items():
         neutral = getattr(NEUTRAL, field)
         default = getattr(defaults, field, neutral)
         if field in parameters or default != neutral:
             put(field, parameters.number(field, default, least, most), _flag_or_name(parameters, field))
     if 0 < (temperature := values.get("temperature", 1.0)) < MIN_POSITIVE:
-        expected = f"0, or a number from {MIN_POSITIVE:g} to {_RANGES['temperature'][1]:g}"
+        expected = f"0, or a number from {MIN_POSITIVE:g} to {RANGES['temperature'][1]:g}"
         raise InvalidInput(("parameters", "temperature"), expected, f"{temperature:g}")
     if "top_k" in parameters or defaults.top_k:  # -1 (vLLM) and 0 (transformers) mean the whole vocabulary
         put("top_k", max(parameters.integer("top_k", defaults.top_k, -1), 0), _flag_or_name(parameters, "top_k"))

@@ -360,7 +360,8 @@ async def test_values_without_effect_are_accepted() -> None:
         await chat(made, stream=True, stream_options={"include_obfuscation": False})
 
 
-SCHEMAS = yaml.safe_load((files("hf_transformer.api") / "openapi.yaml").read_text())["components"]["schemas"]
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SCHEMAS = yaml.load((files("hf_transformer.api") / "openapi.yaml").read_text(), LOADER)["components"]["schemas"]
 FULL: dict[str, Any] = {
     "messages": [
         {

@@ -54,7 +54,8 @@ from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.quantization import BYTES, quantize
-from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES, TextEmbedding
 from hf_transformer.types.fields import NO_EFFECT, Form, Natural, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query, RequestBudget
@@ -200,7 +201,7 @@ class CohereRanking(Struct):
 
 
 ROUTES = (
-    typed_route("/v1/embed", "cohere", EMBED, ("text_embedding",), embed, render_message, CohereEmbeddings),
-    typed_route("/v2/embed", "cohere", EMBED_V2, ("text_embedding",), embed, render_message, CohereEmbeddings),
-    typed_route("/v2/rerank", "cohere", RERANK, ("rerank",), rerank_v2, render_message, CohereRanking),
+    typed_route("/v1/embed", "cohere", EMBED, (TextEmbedding.name,), embed, render_message, CohereEmbeddings),
+    typed_route("/v2/embed", "cohere", EMBED_V2, (TextEmbedding.name,), embed, render_message, CohereEmbeddings),
+    typed_route("/v2/rerank", "cohere", RERANK, (Rerank.name,), rerank_v2, render_message, CohereRanking),
 )

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from math import exp, inf
 from typing import Any
 
-from hf_transformer.api.bodies import GENERATION
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import listed, read_body
 from hf_transformer.api.errors import expect, expect_items
@@ -26,6 +25,7 @@ from hf_transformer.api.service import Service, generative
 from hf_transformer.errors import InvalidInput, Path, PredictorError
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.types.http import Response
@@ -42,7 +42,7 @@ TOKEN_BYTES, SCORE_BYTES = 40, 300
 
 async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the score of each item. Raises RequestError, also for a model without logits."""
-    served, parameters = read_body(service, call, payload, tasks=GENERATION, known=FIELDS, ignored=IGNORED)
+    served, parameters = read_body(service, call, payload, tasks=GENERATIVE, known=FIELDS, ignored=IGNORED)
     model = generative(served, "generative_scoring")
     labels = _read_labels(parameters.get(LABELS), model)
     items = expect_items(parameters.get("items"), "items", "a list of texts or of lists of token ids")

@@ -29,7 +29,7 @@ from hf_transformer.api.retrieval import (
 )
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path
-from hf_transformer.tasks.text_embedding import MULTI_VECTOR
+from hf_transformer.tasks.text_embedding import MULTI_VECTOR, TextEmbedding
 from hf_transformer.types.fields import Form, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
@@ -74,6 +74,6 @@ def _refuse_ids(ids: list[Json], path: Path) -> Json:
 
 ROUTES = (
     typed_route(
-        "/v1/multi-vector", "jina", MULTI_VECTORS, ("text_embedding",), multi_vector, render_detail, VectorList
+        "/v1/multi-vector", "jina", MULTI_VECTORS, (TextEmbedding.name,), multi_vector, render_detail, VectorList
     ),
 )

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from hf_transformer.api.bodies import GENERATION, choose_model, read_texts
+from hf_transformer.api.bodies import choose_model, read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.error_forms import render_error
@@ -30,6 +30,7 @@ from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
@@ -105,7 +106,7 @@ def _read(
     note_unknown(present, known, call.context.ignored)
     parameters = Parameters({name: value for name, value in present.items() if name in known}, known)
     name = _served_name(service.models, parameters.string("model"))
-    return generative(choose_model(service, call, name, GENERATION), "render"), parameters
+    return generative(choose_model(service, call, name, GENERATIVE), "render"), parameters
 
 
 def _served_name(models: Models, name: str | None) -> str | None:

@@ -48,16 +48,19 @@ from hf_transformer.api.retrieval import (
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, TextEmbedding
 from hf_transformer.types.fields import Form, Natural, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, Names
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Tokenization
 
-SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = "sequence_classification", "text_embedding", "feature_extraction"
+SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = SequenceClassification.name, TextEmbedding.name, FeatureExtraction.name
 POOLING: Mapping[str, Mapping[str, str]] = {
     EMBEDDING: {"embed": DENSE, "token_embed": MULTI_VECTOR},
     TOKENS: {"token_embed": ""},
@@ -371,7 +374,7 @@ def _route(
 
 
 ROUTES = (
-    *[_route(path, SCORE, ("rerank",), score) for path in ("/score", "/v1/score")],
+    *[_route(path, SCORE, (Rerank.name,), score) for path in ("/score", "/v1/score")],
     *[_route(path, CLASSIFY, (SEQUENCE_CLASSIFICATION,), classify) for path in ("/classify", "/v1/classify")],
     *[_route(path, POOL, tuple(POOLING), pooling) for path in ("/pooling", "/v1/pooling")],
     _route("/tokenize", TOKENIZE_PROMPT, ALL, tokenize_prompt, TokenizeResponse),

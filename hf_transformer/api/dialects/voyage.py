@@ -35,7 +35,7 @@ from hf_transformer.api.retrieval import (
 )
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import Path
-from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
 from hf_transformer.types.fields import Form, NonEmpty, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH
@@ -93,7 +93,7 @@ ROUTES = (
         "/v1/contextualizedembeddings",
         "voyage",
         CONTEXTUALIZED,
-        ("text_embedding",),
+        (TextEmbedding.name,),
         contextualized,
         render_detail,
         VectorList,
