@@ -32,7 +32,7 @@ import httpx
 
 from benchmarks.pairs import environment
 from benchmarks.processes import ROOT, resident_bytes, variables
-from hf_transformer.commands.demo import EXAMPLES, default_model_repository, entry
+from hf_transformer.commands.demo import default_model_repository, demos, entry
 from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, reserved_ports, service_running
 
 REPOSITORY: Final = default_model_repository()
@@ -63,7 +63,7 @@ def main() -> None:
         if options.only in (None, "memory"):
             with LocalTriton(options.minilm.parent, environment=options.triton_environment) as triton:
                 asyncio.run(measure_memory(triton, folder, options.minilm))
-        models = sorted({EXAMPLES[task].model for task in (*TASKS, ADDED)})
+        models = sorted({demos()[task].model for task in (*TASKS, ADDED)})
         exact = ["--disable-auto-complete-config"]
         with LocalTriton(REPOSITORY, environment=options.triton_environment, models=models, options=exact) as triton:
             if options.only in (None, "changes"):
@@ -175,7 +175,7 @@ async def measure_isolation(triton: LocalTriton, folder: Path, rounds: int) -> N
 async def all_ready(client: httpx.AsyncClient) -> None:
     """Waits until the three models are ready."""
     for task in TASKS[:3]:
-        while (await client.get(f"/v1/models/{EXAMPLES[task].name}")).status_code != 200:  # noqa: ASYNC110 - no event
+        while (await client.get(f"/v1/models/{demos()[task].name}")).status_code != 200:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.1)
 
 
@@ -203,7 +203,7 @@ async def p99(client: httpx.AsyncClient, failing: Sequence[str], seconds: float 
 
 async def answer(client: httpx.AsyncClient, task: str) -> tuple[int, Any]:
     """The status and the body of the answer to a task's example."""
-    example = EXAMPLES[task]
+    example = demos()[task]
     response = await client.post(example.path, content=example.body)
     return response.status_code, response.json()
 

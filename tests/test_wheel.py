@@ -14,7 +14,7 @@ import pytest
 
 import hf_transformer
 from hf_transformer.api.pages import PLAYGROUND
-from hf_transformer.commands.demo import EXAMPLES
+from hf_transformer.commands.demo import demos
 from hf_transformer.extras import install_command
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_the_wheel_carries_the_package_and_the_demo_models(wheel: Path) -> None:
     assert wheel.stat().st_size < MAX_BYTES
     files = {path.relative_to(MODELS) for path in MODELS.rglob("*") if path.is_file()}
     files = {path for path in files if "__pycache__" not in path.parts}
-    for model in {example.model for example in EXAMPLES.values()}:
+    for model in {example.model for example in demos().values()}:
         for name in ("1/model.onnx", "1/model.py", "config.pbtxt", "configs/python.pbtxt", "tokenizer.json"):
             assert Path(model, name) in files
     assert {f"hf_transformer/_model_repository/{path}" for path in files} <= names

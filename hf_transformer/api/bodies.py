@@ -11,20 +11,22 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.errors import expect, expect_items, expect_types
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.protocol.server_codec import note_ignored
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.fields import Body, Form, OpenBody, about
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, RequestBudget
 
 CHOSEN: Final = about("The model's name; needless where one model has the task.")
-GENERATION = ("text_generation", "text2text_generation")
 GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
 TASKS: Mapping[str, tuple[str, ...]] = {
-    "embeddings": ("text_embedding",),
-    "rerank": ("rerank",),
-    "completions": GENERATION,
-    "chat/completions": GENERATION,
-    "responses": GENERATION,
+    "embeddings": (TextEmbedding.name,),
+    "rerank": (Rerank.name,),
+    "completions": GENERATIVE,
+    "chat/completions": GENERATIVE,
+    "responses": GENERATIVE,
 }
 """Tasks that each endpoint supports."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
@@ -95,7 +97,7 @@ def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str])
         name = names[0]  # so that an error says what the only model is for, or why it is absent
     model = service.models.choose(name, call.context, tasks=tasks, path="model")
     if model.task.name not in tasks:
-        hint = GENERATES if model.task.name in GENERATION else ""
+        hint = GENERATES if model.task.name in GENERATIVE else ""
         raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
     return model
 

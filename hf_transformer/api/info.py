@@ -8,7 +8,7 @@ Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,8 +26,6 @@ from hf_transformer.api.v2 import SERVER
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.parameters import STRUCTURED
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
-from hf_transformer.tasks.labels import read_labels, score_label
 from hf_transformer.tasks.playground import fits, read_playground
 from hf_transformer.types.request import Json
 
@@ -35,9 +33,6 @@ LIMITS = (
     "max_instances max_sequences max_text_length max_total_length max_window_tokens max_answer_values "
     "max_request_bytes max_concurrent_requests max_queued_tokens max_batch_tokens"
 ).split()
-TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
-"""The model types of text-embeddings-inference by task. Other tasks have no type."""
-TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +42,6 @@ class InfoSettings:
     Attributes:
         limits: the values of the flags in LIMITS.
         grpc_port: None if gRPC is disabled or the system chooses the port.
-        examples: returns example requests for a model.
         links: pages about the service by name: paths, and the address of the documentation.
     """
 
@@ -55,7 +49,6 @@ class InfoSettings:
     openai_prefix: str
     grpc_port: int | None
     tokenizer_threads: int
-    examples: Callable[[Model], Sequence[Json]]
     links: Mapping[str, str]
 
 
@@ -83,7 +76,8 @@ async def describe_models(models: Models) -> dict[str, Json]:
     entries: list[Json] = []
     for model, error in await models.states():
         names = {"aliases": model.identity.aliases, "adapters": model.identity.adapters}
-        entry = {"name": model.name, "task": model.task.name, "ready": error is None, **names}
+        task = {"task": model.task.name, "purpose": model.task.purpose}
+        entry = {"name": model.name, **task, "ready": error is None, **names}
         reason = model.lost if error is None else str(error)
         entries.append({**entry, "reason": reason} if reason else entry)
     entries += [{"name": name, "ready": False, "reason": reason} for name, reason in models.absent.items()]
@@ -107,22 +101,22 @@ def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
         "max_length": description.max_length,
         "output_format": task.output_format,
         "on_overflow": task.on_overflow,
-        **_task_fields(description.task, task),
+        **model.task.info(),
         **({"generation": _generation_fields(model)} if isinstance(model, GenerativeModel) else {}),
         "limits": settings.limits,
         "protocols": _protocols(model, settings) if model.has_predictor else {},
-        **_playground_fields(model, settings),
+        **_playground_fields(model),
         "links": settings.links,
     }
 
 
-def _playground_fields(model: Model, settings: InfoSettings) -> dict[str, Json]:
+def _playground_fields(model: Model) -> dict[str, Json]:
     """The examples in the model's config.json, else those of its task, and the note about the model."""
     note, examples = read_playground(model.task.settings.model_config)
     chats = isinstance(model, GenerativeModel) and model.chat_template is not None
     fitting = [example for example in examples if fits(example, model.task.parameters, chats=chats)]
     own = [{"summary": f"example {number}", "value": example} for number, example in enumerate(fitting, 1)]
-    found = (own or settings.examples(model)) if model.has_predictor else []
+    found = (own or model.task.requests()) if model.has_predictor else []
     return {"examples": found, **({"note": note} if note else {})}
 
 
@@ -155,23 +149,6 @@ def _protocols(model: Model, settings: InfoSettings) -> dict[str, Json]:
     }
 
 
-def _task_fields(name: str, task: TaskSettings) -> dict[str, Json]:
-    """The task-specific fields."""
-    if name == "fill_mask":
-        return {"mask_token": task.vocabulary.mask_token}
-    if name == "text_embedding":
-        files = task.sentence_transformers or SentenceTransformers()
-        # Sparse vectors and vectors of tokens are not pooled by 1_Pooling, whatever the files have.
-        pooling = () if files.sparse or files.late_interaction else files.pooling
-        return {"pooling": pooling, "prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
-    if name == "sequence_classification":
-        config = task.model_config
-        return {"labels": read_labels(config), "problem_type": config.get("problem_type")}
-    if name == "token_classification":
-        return {"labels": read_labels(task.model_config), "aggregation_strategy": task.aggregation_strategy}
-    return {}
-
-
 def _generation_fields(model: GenerativeModel) -> dict[str, Json]:
     """The fields of a generative model, such as its supported parameters of OpenAI's API and V1."""
     pipeline, template, defaults = model.pipeline, model.chat_template, model.task.settings.generation
@@ -184,6 +161,7 @@ def _generation_fields(model: GenerativeModel) -> dict[str, Json]:
         **interface,
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,
+        "full_text": model.task.knows_full_text,
         "max_new_tokens": defaults.max_new_tokens,
     }
 
@@ -194,12 +172,12 @@ def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
     The response omits model_dtype and max_batch_requests, which depend on the predictor, and sha and docker_label.
     """
     description, task, limits, identity = model.describe(), model.task.settings, settings.limits, model.identity
-    kind = TEI_TYPES.get(description.task)
+    model_type = model.task.tei_type()
     return {
         "model_id": identity.model_id or model.name,
         "model_sha": identity.revision if len(identity.revision or "") == 40 else None,
         "served_model_name": model.name,
-        **({} if kind is None else {"model_type": {kind: _as_tei_type(kind, task)}}),
+        **({"model_type": model_type} if model_type else {}),
         "max_concurrent_requests": limits["max_concurrent_requests"],
         "max_input_length": description.max_length,
         "max_batch_tokens": limits["max_batch_tokens"],
@@ -207,18 +185,4 @@ def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
         "auto_truncate": task.on_overflow == "truncate",
         "tokenization_workers": settings.tokenizer_threads,
         "version": __version__,
-    }
-
-
-def _as_tei_type(kind: str, task: TaskSettings) -> dict[str, Json]:
-    if kind == "embedding":
-        files = task.sentence_transformers or SentenceTransformers()
-        if files.sparse is not None:
-            return {"pooling": "splade"}
-        pooling = () if files.late_interaction else files.pooling
-        return {"pooling": TEI_POOLING[pooling[0]]} if len(pooling) == 1 and pooling[0] in TEI_POOLING else {}
-    labels = (score_label(task.model_config),) if kind == "reranker" else read_labels(task.model_config)
-    return {
-        "id2label": {str(number): label for number, label in enumerate(labels)},
-        "label2id": {label: number for number, label in enumerate(labels)},
     }

@@ -17,7 +17,9 @@ import numpy as np
 
 from hf_transformer.api.retrieval import (
     TRUNCATES,
+    Dimensions,
     Precision,
+    Purpose,
     Truncate,
     read_precision,
     read_purpose,
@@ -29,8 +31,8 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import InferRequest, note_ignored
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import read_instances
-from hf_transformer.tasks.text_embedding import DENSE
-from hf_transformer.types.fields import Form, OpenBody, Positive, about
+from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
+from hf_transformer.types.fields import Form, OpenBody, about
 from hf_transformer.types.request import Context, Query
 from hf_transformer.types.tensors import Tensor, Texts
 
@@ -39,9 +41,9 @@ TRUNCATE, EMBEDDING_TYPE = "truncate", "embedding_type"
 
 
 class NimParameters(OpenBody):
-    input_type: Annotated[str | None, about("The purpose of the texts: query, passage.")] = None
+    input_type: Purpose = None
     truncate: Annotated[Truncate, about("The end that is cut off a long text, or NONE to refuse it.")] = "NONE"
-    dimensions: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = None
+    dimensions: Dimensions = None
     embedding_type: Annotated[Precision | None, about("The type of a vector's numbers.")] = None
 
 
@@ -50,7 +52,7 @@ PARAMETERS = Form(NimParameters)
 
 def is_for_nim(task: Servable, request: InferRequest) -> bool:
     """Whether a request for embeddings has NIM's outputs, or its parameters and no outputs of V2."""
-    if task.name != "text_embedding":
+    if task.name != TextEmbedding.name:
         return False
     if request.outputs:
         return EMBEDDINGS in request.outputs or TOKEN_COUNT in request.outputs

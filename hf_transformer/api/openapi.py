@@ -6,7 +6,7 @@ The template openapi.yaml describes every task and every setting. Source: https:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +19,11 @@ from starlette.routing import Route
 from hf_transformer import __version__
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.api.service import Model, Service
+from hf_transformer.generation.task import TASK_CLASSES
+from hf_transformer.tasks.base import Servable
+from hf_transformer.tasks.declaration import Schema, takes_strings
+from hf_transformer.tasks.options import parameter_schemas
+from hf_transformer.tasks.tensors import Field
 from hf_transformer.types.request import Json
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -26,6 +31,8 @@ CONDITION = "x-for"
 """The key for the tasks and settings of an object. The document omits objects of other tasks and settings."""
 MODEL = "{model}"
 """The word for the model's name in the template."""
+PIECES = "x-pieces"
+"""The key of the template's pieces that several places use."""
 OPENAI = "/openai/"
 """The path prefix of the OpenAI API in the template."""
 _OMITTED = object()
@@ -51,8 +58,8 @@ class Documents:
         # libyaml is eight times as fast as the Python parser, but some PyYAML builds lack libyaml.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self._template = yaml.load(FILE.read_text("utf-8"), loader)  # noqa: S506  # a safe loader
+        _add_tasks(self._template)
         self._bodies: dict[Key, bytes] = {}
-        self._examples: dict[Key, list[Json]] = {}
         self.body()
 
     @property
@@ -68,15 +75,6 @@ class Documents:
         if (key := key_of(models)) not in self._bodies:
             self._bodies = {key: orjson.dumps(self._build(models))}
         return self._bodies[key]
-
-    def examples(self, model: Model) -> list[Json]:
-        """The examples of V1's predict route for a model, as {"summary", "value"} with a request body as the value."""
-        if (key := key_of([model])) not in self._examples:
-            served = {key_of([other]) for other in self._models.served}
-            self._examples = {known: examples for known, examples in self._examples.items() if known in served}
-            operation = self._build([model])["paths"][f"/v1/models/{model.name}:predict"]["post"]
-            self._examples[key] = list(operation["requestBody"]["content"]["application/json"]["examples"].values())
-        return self._examples[key]
 
     def _build(self, models: Sequence[Model]) -> dict[str, Json]:
         names = [model.name for model in models]
@@ -103,6 +101,78 @@ class Documents:
         return document
 
 
+def _add_tasks(template: dict[str, Json]) -> None:
+    """Adds what all tasks declare to the template, each part for its tasks alone."""
+    pieces, schemas, tasks = template[PIECES], template["components"]["schemas"], TASK_CLASSES.values()
+    for path, of_task in ((f"/v1/models/{MODEL}:predict", _examples), (f"/v2/models/{MODEL}/infer", _tensor_examples)):
+        body = template["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        body["examples"] = {key: value for task in tasks for key, value in of_task(task)} | body.get("examples", {})
+    parameters = {task.name: parameter_schemas(task.options_type) for task in tasks}
+    closed = {"type": "object", "additionalProperties": False}
+    parts: dict[str, list[tuple[str, Schema]]] = {
+        "Instance": [(task.name, form) for task in tasks for form in task.instance_schemas],
+        "Prediction": [(task.name, form) for task in tasks for form in task.prediction_schemas],
+        "Parameters": [
+            (name, {"title": name, **closed, "properties": {**pieces["clients"], **known}})
+            for name, known in parameters.items()
+        ],
+        "V2Parameters": [
+            (name, {"type": "object", "properties": {**pieces["v2"], **known}}) for name, known in parameters.items()
+        ],
+        "V2Input": [(task.name, _input(field, pieces)) for task in tasks for field in task.fields],
+        "V2OutputName": [(task.name, {"const": name}) for task in tasks for name in task.switched_on_by],
+    }
+    for name, forms in parts.items():
+        schemas[name]["anyOf"] = _by_task(forms) + schemas[name].get("anyOf", [])
+    texts = [task.name for task in tasks if any(map(takes_strings, task.instance_schemas))]
+    single = {CONDITION: texts, "type": "string", "description": "A list of one."}
+    schemas["V1Request"]["properties"]["instances"]["anyOf"].append(single)  # inputs has the same list
+    for task in tasks:
+        schemas["V1Info"]["properties"] |= task.info_schemas
+
+
+def _examples(task: type[Servable]) -> Iterator[tuple[str, Json]]:
+    """The examples of a task with their keys."""
+    for example in task.examples:
+        key = f"{task.name}_{example.key}".rstrip("_")
+        yield key, {CONDITION: [task.name], "summary": example.summary, "value": example.value}
+
+
+def _tensor_examples(task: type[Servable]) -> Iterator[tuple[str, Json]]:
+    """The examples whose instances the task's tensors can have."""
+    first = task.fields[0].name
+    names = {name for field in task.fields for name in (field.name, *field.other_names)}
+    for key, example in _examples(task):
+        instances, parameters = example["value"]["instances"], example["value"].get("parameters", {})
+        rows = [{first: instance} if isinstance(instance, str) else instance for instance in instances]
+        if "stream" not in parameters and all(row.keys() == rows[0].keys() <= names for row in rows):
+            inputs = [_tensor(name, [row[name] for row in rows]) for name in rows[0]]
+            yield key, {**example, "value": {"inputs": inputs, **({"parameters": parameters} if parameters else {})}}
+
+
+def _tensor(name: str, column: list[Json]) -> dict[str, Json]:
+    """A field of all instances as a tensor of V2: texts, or lists of texts."""
+    if isinstance(column[0], str):
+        return {"name": name, "datatype": "BYTES", "shape": [len(column)], "data": column}
+    data = [text for texts in column for text in texts]
+    return {"name": name, "datatype": "BYTES", "shape": [len(column), len(column[0])], "data": data}
+
+
+def _input(field: Field, pieces: Mapping[str, Json]) -> dict[str, Json]:
+    """The schema of a field's tensor."""
+    names = [field.name, *field.other_names]
+    return {**pieces["tensor_form"], "properties": {**pieces["tensor"], "name": {"enum": names}}}
+
+
+def _by_task(forms: Sequence[tuple[str, Schema]]) -> list[Schema]:
+    """The schemas, each once, with the names of its tasks."""
+    different: list[Schema] = []
+    for _, schema in forms:
+        if schema not in different:
+            different.append(schema)
+    return [{CONDITION: [name for name, other in forms if other == schema], **schema} for schema in different]
+
+
 def key_of(models: Sequence[Model]) -> Key:
     """The names, task, mask token and predictor of each model, on which a document depends. A reference to the model
     would keep its tokenizer in memory after its removal."""
@@ -126,7 +196,7 @@ def _tailor(value: Any, conditions: Set[str], words: Mapping[str, str], names: S
         for word, replacement in words.items():
             value = value.replace(word, replacement)
         return value
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         members = (member for item in value for member in (names if item == MODEL else (item,)))
         items = (_tailor(item, conditions, words, names) for item in members)
         return [item for item in items if item is not _OMITTED]

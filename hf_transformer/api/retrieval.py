@@ -18,7 +18,7 @@ from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import input_type_of, prompt_for_purpose
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, Scale, TextEmbedding
-from hf_transformer.types.fields import NO_EFFECT, Natural, about, only
+from hf_transformer.types.fields import NO_EFFECT, Natural, Positive, about, only
 from hf_transformer.types.request import Context, Json
 
 Truncate: TypeAlias = Annotated[
@@ -26,7 +26,15 @@ Truncate: TypeAlias = Annotated[
 ]
 Side: TypeAlias = Annotated[Literal["left", "right", "Left", "Right"], about(expected="left or right")]
 Precision: TypeAlias = Literal["float", "float32", "int8", "uint8", "binary", "ubinary"]
-Encoding: TypeAlias = Literal["float", "base64"]
+EncodingFormat: TypeAlias = Annotated[
+    Literal["float", "base64"], about("The form of vectors: arrays of numbers, or base64.")
+]
+Dimensions: TypeAlias = Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")]
+MaxTokens: TypeAlias = Annotated[Positive | None, about("A length below the model's.", parameter="max_tokens")]
+PromptName: TypeAlias = Annotated[str | None, about("One of the model's prompts.", parameter="prompt_name")]
+Purpose: TypeAlias = Annotated[
+    str | None, about("The purpose of the texts, which chooses the prompt: query, document, passage, ...")
+]
 EmbedDtype: TypeAlias = Annotated[Json, only("float32", because="base64 contains float32, or the precision's type")]
 Endianness: TypeAlias = Annotated[Json, only("native", "little", because="base64 contains little-endian numbers")]
 Padding: TypeAlias = Annotated[Json, only("do_not_pad", because="texts are padded with an attention mask")]

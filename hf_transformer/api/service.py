@@ -14,6 +14,7 @@ from hf_transformer.core.model import ServedModel
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import InvalidInput, NotReady, Path, UnknownModel
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.request import Context, Json
@@ -347,6 +348,6 @@ class Service:
 def generative(model: Model, route: str) -> GenerativeModel:
     """Returns a model that generates text. Raises InvalidInput for other models, with ``route`` in the message."""
     if not isinstance(model, GenerativeModel):
-        expected = f"a model for text_generation or text2text_generation, which {route} needs"
+        expected = f"a model for {' or '.join(GENERATIVE)}, which {route} needs"
         raise InvalidInput("", expected, f"{model.name!r} for {model.task.name}")
     return model

@@ -32,7 +32,6 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.auth import CONTROL_PATH
-from hf_transformer.api.bodies import GENERATION
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
@@ -43,6 +42,7 @@ from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.core.pipeline import INLINE_VALUES
 from hf_transformer.errors import InvalidInput, NotReady, describe
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.observability.series import coarse
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
@@ -197,7 +197,7 @@ def _statistics(model: ModelDescription, totals: Mapping[str, float]) -> Json:
 
     preprocess = coarse(totals["preprocess"])
     count, batches, texts = totals["answered"], int(totals["batches"]), int(totals["texts"])
-    if model.task in GENERATION:
+    if model.task in GENERATIVE:
         # A logits model runs one step per text in a batch. Other generative models receive one call per text.
         counts = {"inference_count": texts, "execution_count": batches or texts}
     else:

@@ -236,7 +236,6 @@ def starlette_app(
         openai_prefix=prefix,
         grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
         tokenizer_threads=config.max_asyncio_workers,
-        examples=documents.examples,
         links=info.find_links(docs=config.enable_docs_url),
     )
     routes: list[BaseRoute] = [

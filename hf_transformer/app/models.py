@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from hf_transformer.api.bodies import GENERATION
 from hf_transformer.api.bodies import TASKS as OPENAI_TASKS
 from hf_transformer.api.service import UNLOADED, Model, Models
 from hf_transformer.app.wiring import (
@@ -44,6 +43,7 @@ from hf_transformer.errors import (
 )
 from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
@@ -121,7 +121,7 @@ def apis_of(config: Config, task: str) -> list[str]:
         return ["tokenize"]
     grpc = ["grpc"] if config.enable_grpc else []
     openai = ["openai"] if any(task in tasks for tasks in OPENAI_TASKS.values()) else []
-    return ["v1", "v2", *grpc, *openai, *(["generate"] if task in GENERATION else [])]
+    return ["v1", "v2", *grpc, *openai, *(["generate"] if task in GENERATIVE else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_transformer.config.options import Config
+from hf_transformer.config.options import Config, all_options
 from hf_transformer.core.batch import EncodingBatchBuilder, PaddingPolicy, padding_buckets
 from hf_transformer.core.batch_costs import BatchCosts
 from hf_transformer.core.batch_rules import batch_rules
@@ -36,7 +36,7 @@ from hf_transformer.generation.grammar_memory import GrammarMemory
 from hf_transformer.generation.inputs import FIELDS
 from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.task import ALL_TASKS, TextGeneration
+from hf_transformer.generation.task import ALL_TASKS, TASK_CLASSES, TextGeneration
 from hf_transformer.generation.types import Generator, GeneratorSettings
 from hf_transformer.generation.verification import Verifier, require_extra
 from hf_transformer.observability.logging import names_of
@@ -44,9 +44,7 @@ from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import (
-    LOGITS,
     GenerationSettings,
-    OutputFormat,
     SentenceTransformers,
     Servable,
     Task,
@@ -54,11 +52,10 @@ from hf_transformer.tasks.base import (
 )
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.causal_rerank import CausalRerank
+from hf_transformer.tasks.options import OutputFormat, flags_of
 from hf_transformer.tasks.playground import read_playground
-from hf_transformer.tasks.question_answering import MAX_SEQ_LEN, QuestionAnswering
 from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tasks.rerank import Rerank
-from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.reranker_files import implied_task, is_causal
@@ -74,12 +71,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
 
-TASK_FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
-"""Flags with a warning if the task has no parameter of the same name."""
-GENERATIVE = ("text_generation", "text2text_generation")
-"""The tasks that use GenerationSettings."""
-SPECIAL_TOKENS, PAIR_SPECIAL_TOKENS = 2, 3
-"""The usual number of special tokens in a window: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
+TASK_FLAGS = tuple(
+    dict.fromkeys(flag for task in TASK_CLASSES.values() for flag in flags_of(task.options_type).values())
+)
+"""The flags that give defaults of parameters, of all tasks."""
+GENERATION_FLAGS = flags_of(TextGeneration.options_type)
+GENERATION_LIMITS = ("max_new_tokens", "max_schema_bytes")
+"""The fields of GenerationSettings that are no defaults, flags of the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,7 @@ def _load_model(config: Config) -> LoadedModel:
     _warn(config, task, settings)
     if config.adapters and not isinstance(loaded_task, TextGeneration):
         adapters = f"--adapters={','.join(config.adapters)}"
-        raise ConfigError(f"{adapters}: expected a model for text_generation, got {task.name}")
+        raise ConfigError(f"{adapters}: expected a model for {TextGeneration.name}, got {task.name}")
     if isinstance(loaded_task, TextGeneration):
         from hf_transformer.generation.chat import load_chat_template  # imports Jinja
 
@@ -218,7 +216,7 @@ def _warn(config: Config, task: type[Servable], settings: TaskSettings) -> None:
         logger.warning("--rerank_template and --rerank_tokens have no effect for %s", kind)
     if any(settings.cross_encoder.prompts.values()) and not issubclass(task, Rerank):
         logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
-    for flag in flags_without_effect(task, settings):
+    for flag in flags_without_effect(task, config):
         logger.warning("%s has no effect for %s", flag, task.name)
     read_playground(settings.model_config, logger.warning)
 
@@ -240,25 +238,20 @@ def _task_settings(
     return TaskSettings(
         model_config=files.config,
         vocabulary=tokenizer,
-        output_format=config.output_format or _implied_format(config, task),
-        return_probabilities=config.return_probabilities,
-        return_raw_logits=config.return_raw_logits,
-        return_offsets_mapping=config.return_offsets_mapping,
-        aggregation_strategy=config.aggregation_strategy,
+        flags={
+            **{flag: getattr(config, flag) for flag in TASK_FLAGS},
+            "output_format": config.output_format or _implied_format(config, task),
+        },
         on_overflow=config.on_overflow,
         stride=config.stride,
         max_length=tokenizer.max_length,
         sentence_transformers=sentences,
         cross_encoder=read_cross_encoder(files.model_folder),
         generation=GenerationSettings(
-            max_length=config.generation_max_length,
-            temperature=config.temperature,
-            do_sample=config.do_sample,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            return_full_text=config.return_full_text,
-            max_new_tokens=config.max_new_tokens,
-            max_schema_bytes=config.max_schema_bytes,
+            **{
+                field.name: getattr(config, GENERATION_FLAGS.get(field.name, field.name))
+                for field in fields(GenerationSettings)
+            }
         ),
     )
 
@@ -291,33 +284,24 @@ def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
     return "pipeline"
 
 
-def flags_without_effect(task: type[Servable], settings: TaskSettings) -> list[str]:
+def flags_without_effect(task: type[Servable], config: Config) -> list[str]:
     """Returns the flags that have no effect on the task, in command-line form."""
-    default = {field.name: field.default for field in fields(TaskSettings)}
-    flags = [
-        f"--{name}" if (value := getattr(settings, name)) is True else f"--{name}={value}"
-        for name in TASK_FLAGS
-        if getattr(settings, name) != default[name] and name not in task.parameters
+    own, default = {*flags_of(task.options_type).values()}, {option.name: option.default for option in all_options()}
+    limits = () if issubclass(task, TextGeneration) else GENERATION_LIMITS
+    values = {flag: getattr(config, flag) for flag in (*TASK_FLAGS, *limits) if flag not in own}
+    return [
+        f"--{flag}" if value is True else f"--{flag}={str(value).lower()}"
+        for flag, value in values.items()
+        if value != default[flag]
     ]
-    if task.name not in GENERATIVE:
-        for field in fields(GenerationSettings):
-            value = getattr(settings.generation, field.name)
-            if value != field.default:
-                flag = "generation_max_length" if field.name == "max_length" else field.name
-                flags.append(f"--{flag}={str(value).lower()}")
-    return flags
 
 
 def check_stride(task: type[Servable], settings: TaskSettings) -> None:
     """Raises ConfigError if --stride leaves no room for new tokens in a window, since all long texts would fail."""
     if settings.stride is None or "stride" not in task.parameters:
         return
-    window, special = settings.max_length, SPECIAL_TOKENS
-    if task in (QuestionAnswering, Rerank, CausalRerank, ZeroShotClassification):
-        special = PAIR_SPECIAL_TOKENS
-    if task is QuestionAnswering:
-        window = min(window, MAX_SEQ_LEN)
-    room = window - special
+    window = min(settings.max_length, task.window_tokens or settings.max_length)
+    room = window - task.special_tokens
     if settings.stride >= room:
         raise ConfigError(
             f"--stride={settings.stride}: expected less than {room}, the tokens in a window of {window} without the "

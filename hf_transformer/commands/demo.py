@@ -17,16 +17,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, reserved_port, service_running
 from hf_transformer.config.option import Converter, integer
 from hf_transformer.errors import LoadError
-from hf_transformer.types.task_names import task_name
+from hf_transformer.types.task_names import TASK_NAMES, task_name
+
+if TYPE_CHECKING:
+    from hf_transformer.tasks.declaration import Demo
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -34,60 +37,16 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 say = partial(print, flush=True)  # also if stdout is a pipe
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A demo model, a request, and the service's flags for the model.
-
-    ``served_name`` is the name in the service if another task has the model's own name.
-    """
-
-    model: str
-    instance: str | Mapping[str, str | Sequence[str]]
-    parameters: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
-    served_name: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.served_name or self.model
-
-    @property
-    def path(self) -> str:
-        return f"/v1/models/{self.name}:predict"
-
-    @property
-    def body(self) -> str:
-        return json.dumps({"instances": [self.instance]} | ({"parameters": self.parameters} if self.parameters else {}))
-
-
+DEFAULT_TASK = next(iter(TASK_NAMES))
 ALL = "all"
 """The value of --task for all tasks in one service."""
-PIPELINE = {"output_format": "pipeline"}
-EXAMPLES: Mapping[str, Example] = {
-    "fill_mask": Example("bert", "The capital of france is [MASK].", flags=("--tensor_input_names=input_ids",)),
-    "sequence_classification": Example("sentiment", "The hotel was wonderful.", PIPELINE),
-    "zero_shot_classification": Example(
-        "nli", "The team won the match.", {"candidate_labels": ["politics", "sport", "cooking"]}
-    ),
-    "rerank": Example(
-        "cross",
-        {
-            "query": "What is the capital of France?",
-            "texts": ["The team won the match.", "Paris is the capital of France."],
-        },
-    ),
-    "token_classification": Example(
-        "ner", "Anna Smith lives in Berlin.", {**PIPELINE, "aggregation_strategy": "simple"}
-    ),
-    "question_answering": Example(
-        "squad", {"question": "Who works there?", "context": "It was in 1984. Anna Smith works there."}
-    ),
-    "text_embedding": Example("minibert_mean", "The cat sleeps on the sofa."),
-    "feature_extraction": Example("minibert_mean", "cat", served_name="minibert_tokens"),
-    "text_generation": Example("gpt2", "The capital of france is"),
-    "text2text_generation": Example("t5", "capital of france"),
-}
-"""A request for each task, with a plausible answer from the demo model."""
+
+
+def demos() -> Mapping[str, Demo]:
+    """A request for each task by its name, with a plausible answer from the demo model."""
+    from hf_transformer.generation.task import TASK_CLASSES  # needs libraries, and parse() does not
+
+    return {name: task.demo for name, task in TASK_CLASSES.items()}
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -114,8 +73,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     add(
         "task",
         Converter("NAME", "a task", lambda text: task_name(text, ALL)),
-        help="the task to show, a value of --task of hf-transformer serve, or all of them in one service [fill_mask; "
-        "with --model_dir that of its config.json]",
+        help="the task to show, a value of --task of hf-transformer serve, or all of them in one service "
+        f"[{DEFAULT_TASK}; with --model_dir that of its config.json]",
     )
     add(
         "model_dir",
@@ -146,7 +105,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     add("once", action="store_true", help="exit after the answer")
     settings = parser.parse_args(argv)
     if settings.model_dir is None:
-        settings.task = settings.task or "fill_mask"
+        settings.task = settings.task or DEFAULT_TASK
         settings.model_repository = settings.model_repository or default_model_repository()
     elif settings.task == ALL or settings.model_repository is not None:
         flag = "--model_repository" if settings.model_repository is not None else f"--task={ALL}"
@@ -234,7 +193,7 @@ def demonstrate(
                 f"asking Triton over {settings.predictor_protocol}"
             )
             if settings.model_dir is None:
-                examples = [EXAMPLES[model["task"]] for model in entries]
+                examples = [demos()[model["task"]] for model in entries]
             else:
                 examples = [own_example(port, entries[0]["model_name"])]
             for example in examples:
@@ -257,8 +216,9 @@ def chosen_models(settings: argparse.Namespace) -> tuple[Path, list[dict[str, st
     if settings.model_dir is not None:
         folder = settings.model_dir.expanduser().resolve()
         return folder.parent, [own_entry(folder, settings.task)]
-    tasks = list(EXAMPLES) if settings.task == ALL else [settings.task]
-    for model in [EXAMPLES[task].model for task in tasks]:
+    known = demos()
+    tasks = list(known) if settings.task == ALL else [settings.task]
+    for model in [known[task].model for task in tasks]:
         if not (settings.model_repository / model / "config.pbtxt").is_file():
             raise LoadError(
                 f"--model_repository={settings.model_repository}: expected Triton's model repository with {model}, the "
@@ -269,7 +229,7 @@ def chosen_models(settings: argparse.Namespace) -> tuple[Path, list[dict[str, st
 
 def entry(task: str, repository: Path) -> dict[str, str]:
     """The flags of a task's model, as an entry of --models."""
-    example = EXAMPLES[task]
+    example = demos()[task]
     name = {"model_name": example.name, **({} if example.name == example.model else {"predictor_model": example.model})}
     flags = dict(flag.removeprefix("--").split("=", 1) for flag in example.flags)
     return {**name, "model_dir": str(repository.absolute() / example.model), "task": task, **flags}
@@ -292,11 +252,13 @@ def own_entry(folder: Path, task: str | None) -> dict[str, str]:
     return {"model_name": folder.name, "model_dir": str(folder), **({} if task is None else {"task": task})}
 
 
-def own_example(port: int, model: str) -> Example:
+def own_example(port: int, model: str) -> Demo:
     """The first request among the examples of a model, its own or those of its task."""
+    from hf_transformer.tasks.declaration import Demo  # needs libraries, as above
+
     examples = json.loads(exchange(port, f"/v1/models/{model}/info")[1])["examples"]
     request = next(example["value"] for example in examples if "instances" in example["value"])
-    return Example(model, request["instances"][0], request.get("parameters", {}))
+    return Demo(model, request["instances"][0], request.get("parameters", {}))
 
 
 @contextmanager
@@ -322,7 +284,7 @@ def next_free_port(wanted: int) -> Iterator[int]:
         yield reserved
 
 
-def ask(port: int, example: Example) -> None:
+def ask(port: int, example: Demo) -> None:
     """Send the request and print the answer. Raises LoadError without an answer or for a status other than 200."""
     say(f"\nRequest: POST {example.path}\n{example.body}")
     try:

@@ -35,6 +35,7 @@ from hf_transformer.config.option import (
 )
 from hf_transformer.config.parser import collect
 from hf_transformer.config.rules import DEFAULT_NAME, RULES, Draft
+from hf_transformer.types.task_names import TASK_NAMES
 
 SEVERAL, SERVER, LIMITS, LOGGING = "Several models", "Server", "Limits", "Logging"
 
@@ -119,9 +120,8 @@ class Config:
         MODEL, "Run the Python code that comes with a tokenizer.", BOOLEAN, False,
         variables=["TRUST_REMOTE_CODE"])
     task: str | None = option(
-        MODEL, "Task of the model: fill_mask, sequence_classification, zero_shot_classification, rerank, "
-        "token_classification, question_answering, text_embedding, feature_extraction, text_generation or "
-        "text2text_generation. Hyphens and the names of Hugging Face pipelines are accepted too.", plain_text("NAME"),
+        MODEL, f"Task of the model: {', '.join([*TASK_NAMES][:-1])} or {[*TASK_NAMES][-1]}. Hyphens and the names of "
+        "Hugging Face pipelines are accepted too.", plain_text("NAME"),
         variables=["TASK"], default_text="from the architecture in config.json")
     rerank_template: str = option(
         MODEL, "Template around query and document of a reranker: qwen3, bge, none, or Jinja with the roles query and "

@@ -6,11 +6,12 @@ generate extension (api/generate.py), and the parameters of V1 and V2 here exten
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
-from hf_transformer.types.fields import Body, Natural, Positive, about, only
+from hf_transformer.tasks.options import Format, TaskParameters, by_flag
+from hf_transformer.types.fields import Body, Natural, Positive, about, json_schemas, only
 from hf_transformer.types.request import Json
 
 MIN_POSITIVE: Final = 1e-6
@@ -54,9 +55,7 @@ Biases: TypeAlias = Annotated[
         limits="token ids",
     ),
 ]
-Seed: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=-SEED_MODULUS)] | None, about("Seed that makes sampling repeatable.")
-]
+Seed: TypeAlias = Annotated[int | None, about("Seed that makes sampling repeatable.")]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 """The range is that of OpenAI's API."""
 
@@ -76,7 +75,14 @@ class StructuredOutputs(Body):
     disable_fallback: Annotated[Json, only(False)] = None
 
 
-class SamplingFields(Body):
+CONSTRAINT_FORMS: Final = [
+    json_schemas([StructuredOutputs])[1][StructuredOutputs.__name__],
+    {"type": "string", "description": "The object as JSON text."},
+    {"type": "null"},
+]
+
+
+class SamplingFields(TaskParameters):
     """Parameters of generation in all APIs. An absent one has the service's default, or OpenAI's."""
 
     max_tokens: NewTokens = None
@@ -84,13 +90,17 @@ class SamplingFields(Body):
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None,
         about("Divisor of the logits; 0 selects the likeliest token."),
+        by_flag("temperature"),
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1)] | None, about("Number of likeliest tokens to choose from; 0 and -1 mean all.")
+        Annotated[int, Meta(ge=-1)] | None,
+        about("Number of likeliest tokens to choose from; 0 and -1 mean all."),
+        by_flag("top_k"),
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(ge=MIN_POSITIVE, le=1)] | None,
         about("Total probability of the likeliest tokens to choose from."),
+        by_flag("top_p"),
     ] = None
     min_p: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
@@ -111,9 +121,7 @@ class SamplingFields(Body):
     stop_token_ids: StopIds = None
     structured_outputs: Annotated[
         Json,
-        about(
-            "Form of the text, an object or its JSON text. Not every model supports it.", shown=(StructuredOutputs, str)
-        ),
+        about("Form of the text. Not every model supports it.", schema={"anyOf": CONSTRAINT_FORMS}),
     ] = None
 
     def constraints(self) -> dict[str, Json]:
@@ -124,12 +132,11 @@ class SamplingFields(Body):
 class TextGenerationParameters(SamplingFields):
     """Parameters of text_generation and text2text_generation in V1 and V2, under transformers' names too."""
 
-    output_format: Annotated[
-        Literal["kserve", "pipeline"] | None, about("Form of the answer: KServe's runtime, or a Hugging Face pipeline.")
-    ] = None
+    output_format: Format = "kserve"
     max_length: Annotated[
         Positive | None,
         about("Maximum number of tokens of prompt and new text together; of the answer for text2text_generation."),
+        by_flag("generation_max_length"),
     ] = None
     max_tokens: Annotated[
         Positive | None,
@@ -137,11 +144,15 @@ class TextGenerationParameters(SamplingFields):
     ] = None
     min_tokens: Annotated[LeastTokens, about(also=("min_new_tokens",))] = None
     do_sample: Annotated[
-        bool | None, about("Whether to draw tokens; by default if temperature, top_k, top_p or min_p is present.")
+        bool | None,
+        about("Whether to draw tokens; true if temperature, top_k, top_p or min_p is present."),
+        by_flag("do_sample"),
     ] = None
     stop: Annotated[StopTexts, about(also=STOP[1:])] = None
     n: Annotated[Choices, about(also=("num_return_sequences",))] = None
     return_full_text: Annotated[
-        bool | None, about("Whether the answer contains the prompt; never for text2text_generation.")
+        bool | None,
+        about("Whether the answer contains the prompt; never for text2text_generation."),
+        by_flag("return_full_text"),
     ] = None
     stream: Annotated[bool | None, about("Whether to answer in pieces (V1, and gRPC streams).")] = None

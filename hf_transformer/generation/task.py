@@ -14,12 +14,15 @@ from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, read_text
+from hf_transformer.tasks.declaration import BATCH, DECODED, SEQUENCE, STRING, Demo, Example, ExportHead, array, closed
 from hf_transformer.tasks.tensors import OUTPUT
 from hf_transformer.types.fields import Form
 from hf_transformer.types.request import Json, Query
+from hf_transformer.types.task_names import TASK_NAMES
 from hf_transformer.types.tensors import Tensor
 
 FORM: Final = Form(TextGenerationParameters)
+CAPITAL, HOUSE = "The capital of france is", "translate English to German: The house is small."
 
 
 class TextGeneration(Servable):
@@ -30,8 +33,28 @@ class TextGeneration(Servable):
     """
 
     name: ClassVar[str] = "text_generation"
-    parameters: ClassVar[Sequence[str]] = FORM.names
     options_type = TextGenerationParameters
+    purpose = "Goes on with a text or a chat"
+    examples = (
+        Example("a text that goes on", {"instances": [CAPITAL], "parameters": {"max_new_tokens": 8}}),
+        Example(
+            "two sampled texts",
+            {
+                "instances": [CAPITAL],
+                "parameters": {"temperature": 0.8, "seed": 1, "num_return_sequences": 2, "return_full_text": False},
+            },
+            "sampled",
+        ),
+        Example("streamed", {"instances": [CAPITAL], "parameters": {"max_new_tokens": 8, "stream": True}}, "streamed"),
+    )
+    demo = Demo("gpt2", CAPITAL)
+    export_head = ExportHead("AutoModelForCausalLM", {"logits": (BATCH, SEQUENCE, "vocab_size")})
+    prediction_schemas = (
+        {
+            "description": "The texts of one prompt; for text_generation and text2text_generation.",
+            **array(closed(["generated_text"], generated_text=STRING), minItems=1),
+        },
+    )
     knows_full_text: ClassVar[bool] = True
     """Whether a prompt and its continuation form one text."""
 
@@ -97,6 +120,14 @@ class Text2TextGeneration(TextGeneration):
     """
 
     name = "text2text_generation"
+    purpose = "Turns a text into another one"
+    examples = (
+        Example("another text", {"instances": ["capital of france"]}),
+        Example("a translation, with T5's prefix", {"instances": [HOUSE]}, "prefixed"),
+        Example("streamed", {"instances": [HOUSE], "parameters": {"stream": True}}, "streamed"),
+    )
+    demo = Demo("t5", "capital of france")
+    export_head = ExportHead("AutoModelForSeq2SeqLM", {"logits": (BATCH, DECODED, "vocab_size")})
     knows_full_text = False
 
 
@@ -114,3 +145,9 @@ ALL_TASKS: Sequence[tuple[type[Servable], str]] = (
     *TASKS,
 )
 """All tasks with the suffixes of their architectures, in the format of TASKS."""
+TASK_CLASSES: Mapping[str, type[Servable]] = {
+    name: task for name in TASK_NAMES for task, _ in ALL_TASKS if task.name == name
+}
+"""All tasks by name, in the order of the command line's help."""
+GENERATIVE = (TextGeneration.name, Text2TextGeneration.name)
+"""The tasks that generate text."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.errors import ConfigError, InvalidInput, Path, describe
+from hf_transformer.tasks.declaration import MASK, TEXT_SCHEMA, Demo, Example, ExportHead, Schema, with_mask
 from hf_transformer.tasks.multi_vector import LateInteraction
+from hf_transformer.tasks.options import LOGITS, Kind, ParameterReader, TaskParameters
 from hf_transformer.tasks.pair_template import Reranker
 from hf_transformer.tasks.sparse import SparsePooling
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
+from hf_transformer.types.fields import Form
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 
-OutputFormat = Literal["kserve", "pipeline"]
 Overflow = Literal["truncate", "error", "window"]
 """Treatment of a text above the model's maximum length: truncate, reject, or split into windows."""
 Encodings: TypeAlias = Sequence[Sequence[Sequence[Encoding]]]
@@ -26,8 +29,6 @@ Outputs: TypeAlias = Mapping[str, Array]
 
 VALUE_BYTES = 100
 """The usual bytes of a value in an answer of objects and lists, with its JSON."""
-LOGITS = ("return_probabilities", "return_raw_logits")
-"""Parameters that request a number per label or token. Flags of the same names set the defaults."""
 
 
 class TaskOptions(Protocol):
@@ -144,15 +145,14 @@ class GenerationSettings:
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """The model's config.json, its tokenizer, and the service's defaults."""
+    """The model's config.json, its tokenizer, and the service's defaults.
+
+    ``flags`` has the values of the flags that give defaults of parameters (options.by_flag), by name.
+    """
 
     model_config: Mapping[str, Any]
     vocabulary: TaskTokenizer
-    output_format: OutputFormat = "kserve"
-    return_probabilities: bool = False
-    return_raw_logits: bool = False
-    return_offsets_mapping: bool = False
-    aggregation_strategy: str = "none"
+    flags: Mapping[str, Json] = field(default_factory=dict)
     on_overflow: Overflow = "truncate"
     stride: int | None = None
     max_length: int = 512
@@ -160,6 +160,11 @@ class TaskSettings:
     cross_encoder: CrossEncoder = CrossEncoder()
     reranker: Reranker = field(default_factory=Reranker)
     generation: GenerationSettings = GenerationSettings()
+
+    @property
+    def output_format(self) -> Json:
+        """The default of ``output_format``."""
+        return self.flags.get("output_format") or "kserve"
 
     @property
     def window_stride(self) -> int:
@@ -218,7 +223,10 @@ class Expansion:
 
 
 class Servable(ABC):
-    """A predictive or generative task, without I/O and without state per request."""
+    """A predictive or generative task, without I/O and without state per request.
+
+    Its class attributes say all that is true of the task: other folders have no table of tasks.
+    """
 
     name: ClassVar[str]
     """The underscored name for --task, a key of TASK_NAMES."""
@@ -230,17 +238,53 @@ class Servable(ABC):
     """The fields of an instance, each an input tensor in V2."""
     switched_on_by: ClassVar[Mapping[str, str]] = {}
     """Maps each optional output tensor to the parameter that enables it."""
+    options_type: ClassVar[type[TaskParameters]]
+    """The parameters of a request."""
     parameters: ClassVar[Sequence[str]]
-    """The names of a request's parameters. A flag of the same name (app/wiring.py, FLAGS) sets the default."""
+    """The names of the parameters."""
     logits_hint: ClassVar[str] = "leave it out"
     """Advice in the error about an unsupported flag of LOGITS."""
+    takes_pairs: ClassVar[bool] = False
+    """Whether the model may get pairs of texts."""
+    special_tokens: ClassVar[int] = 2
+    """The usual number of special tokens in a window: 2 in [CLS] text [SEP], 3 in [CLS] text [SEP] text [SEP]."""
+    window_tokens: ClassVar[int | None] = None
+    """The default of the maximum number of tokens in a window; None for the model's length."""
+
+    purpose: ClassVar[str]
+    """The task in a few words, for the playground."""
+    examples: ClassVar[Sequence[Example]]
+    """Requests to try, in /openapi.json and in the playground."""
+    demo: ClassVar[Demo]
+    """The demo's model and request, with a plausible answer."""
+    export_head: ClassVar[ExportHead]
+    """The head of an exported model."""
+    instance_schemas: ClassVar[Sequence[Schema]] = (TEXT_SCHEMA,)
+    """The forms of an instance."""
+    prediction_schemas: ClassVar[Sequence[Schema]]
+    """The forms of a prediction."""
+    info_schemas: ClassVar[Mapping[str, Schema]] = {}
+    """The fields of ``info``."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "options_type" in cls.__dict__:
+            cls.parameters = Form(cls.options_type).names
 
     def __init__(self, settings: TaskSettings) -> None:
         """Raises ConfigError for an unsupported flag of LOGITS, LoadError for a model that doesn't fit the task."""
         for flag in LOGITS:
-            if getattr(settings, flag) and flag not in self.parameters:
+            if settings.flags.get(flag) and flag not in self.parameters:
                 raise ConfigError(f"--{flag}: {self.name} has no such answers; {self.logits_hint}")
         self.settings = settings
+
+    @cached_property
+    def _reader(self) -> ParameterReader[Any]:
+        return ParameterReader(self.options_type, self.settings.flags)
+
+    def read(self, kind: type[Kind], parameters: Mapping[str, Json]) -> tuple[Kind, Set[str]]:
+        """Reads parameters of ``options_type``, see ParameterReader. ``kind`` is that type, or a base of it."""
+        return self._reader(parameters)
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Any:
@@ -250,6 +294,25 @@ class Servable(ABC):
             InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another parameter.
             TooLarge: a parameter exceeds a limit.
         """
+
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        """An instance with this text, for the requests of doctor and bench. ``mask_token`` is the tokenizer's."""
+        return text
+
+    def requests(self) -> list[Json]:
+        """The examples as {"summary", "value"}, with the model's own mask token."""
+        mask = self.settings.vocabulary.mask_token or MASK
+        return [{"summary": example.summary, "value": with_mask(example.value, mask)} for example in self.examples]
+
+    def info(self) -> dict[str, Json]:
+        """The task's fields in the answer of /v1/models/NAME/info."""
+        return {}
+
+    def tei_type(self) -> dict[str, Json]:
+        """``model_type`` in the answer of /info: the fields of the model's type in text-embeddings-inference, by the
+        name of the type. Empty for a task without such a type."""
+        return {}
 
     def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor:
         """The predictions as a tensor [instances, ...]; by default BYTES [instances] of JSON text."""

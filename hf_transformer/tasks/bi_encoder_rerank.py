@@ -8,21 +8,59 @@ from typing import Any
 
 from hf_transformer.errors import InvalidInput, LoadError, Path
 from hf_transformer.tasks.base import Expansion, Outputs, SentenceTransformers, TaskSettings
-from hf_transformer.tasks.long_texts import TRUNCATION
-from hf_transformer.tasks.parameters import Parameters, read_output_format
+from hf_transformer.tasks.options import Format, MaxTokens, Stride, TaskParameters, Truncation, TruncationSide
 from hf_transformer.tasks.representations import Representations, fit_outputs
-from hf_transformer.tasks.rerank import MAX_TOKENS_EACH, Rerank, RerankItem, RerankOptions
+from hf_transformer.tasks.rerank import (
+    DocumentTokens,
+    QueryTokens,
+    RawScores,
+    Rerank,
+    RerankItem,
+    RerankOptions,
+    ReturnDocuments,
+    TopN,
+    TruncateDocument,
+)
 from hf_transformer.tasks.similarity import MAX_SIM, SIMILARITIES, SPARSE_SIMILARITIES, compare, cosine, sparse_dot
-from hf_transformer.tasks.text_embedding import NUMBERS_PER_VALUE, TextEmbedding, TextEmbeddingOptions
+from hf_transformer.tasks.text_embedding import (
+    NUMBERS_PER_VALUE,
+    Dimensions,
+    Normalize,
+    TextEmbedding,
+    TextEmbeddingOptions,
+    WantedRepresentations,
+)
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import TensorSpec
 from hf_transformer.types.tokenization import Encoding, TextInput, TunedText
 
-OF_EMBEDDING = ("dimensions", "normalize", "representations", *TRUNCATION, "stride")
+OF_EMBEDDING = (
+    *("dimensions", "normalize", "representations"),
+    *("truncation", "truncation_side", "max_tokens", "stride"),
+)
 """Parameters that text_embedding reads."""
 COMPARED_VALUES = 16
 """Values of an embedding per value of --max_answer_values. The answer has only scores, but the vectors of all texts are
 in memory until the last one is there: up to 256 MB with 1,000,000 values."""
+
+
+class BiEncoderParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    top_n: TopN = None
+    return_documents: ReturnDocuments = False
+    raw_scores: RawScores = False
+    truncate_document: TruncateDocument = True
+    max_tokens_per_query: QueryTokens = None
+    max_tokens_per_doc: DocumentTokens = None
+    dimensions: Dimensions = None
+    normalize: Normalize = None
+    representations: WantedRepresentations = None
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+    stride: Stride = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +91,8 @@ class BiEncoderRerank(Rerank):
     """
 
     reads_sentence_transformers = True
-    parameters = (
-        *("output_format", "top_n", "return_documents", "raw_scores", "truncate_document"),
-        *(*MAX_TOKENS_EACH, *OF_EMBEDDING),
-    )
+    special_tokens = 2  # each text is alone
+    options_type = BiEncoderParameters
 
     def __init__(self, settings: TaskSettings, embedding: TextEmbedding | None = None) -> None:
         self._embedding = embedding or TextEmbedding(settings)
@@ -86,21 +122,20 @@ class BiEncoderRerank(Rerank):
         return type(self)(self.settings, embedding.with_max_length(length))
 
     def options(self, parameters: Mapping[str, Json]) -> BiEncoderOptions:
-        checked = Parameters(parameters, self.parameters)
-        checked.flag("truncate_document", True)
-        own = {name: parameters[name] for name in OF_EMBEDDING if name in checked}
+        given, present = self.read(BiEncoderParameters, parameters)
+        own = {name: parameters[name] for name in OF_EMBEDDING if name in present}
         query, document = (
-            self._limited(self._embedding.options({**own, "input_type": kind}), checked, name)
-            for kind, name in zip(("query", "document"), MAX_TOKENS_EACH, strict=True)
+            self._limited(self._embedding.options({**own, "input_type": kind}), most)
+            for kind, most in (("query", given.max_tokens_per_query), ("document", given.max_tokens_per_doc))
         )
         if len(document.representations) > 1:
             got = ", ".join(document.representations)
             raise InvalidInput(("parameters", "representations"), "one representation to compare", got)
         return BiEncoderOptions(
-            output_format=read_output_format(checked, self.settings),
-            top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
-            return_documents=checked.flag("return_documents", False),
-            raw_scores=checked.flag("raw_scores", False),
+            output_format=given.output_format,
+            top_n=given.top_n,
+            return_documents=given.return_documents,
+            raw_scores=given.raw_scores,
             prompt="",
             overflow=document.overflow,
             tokenization=self._embedding.tokenization(document),
@@ -110,12 +145,11 @@ class BiEncoderRerank(Rerank):
         )
 
     @staticmethod
-    def _limited(options: TextEmbeddingOptions, checked: Parameters, name: str) -> TextEmbeddingOptions:
+    def _limited(options: TextEmbeddingOptions, most: int | None) -> TextEmbeddingOptions:
         """Adds the maximum of one side, which does not count special tokens."""
-        if name not in checked:
+        if most is None:
             return options
-        tokenization = replace(options.tokenization, max_each=(checked.integer(name, 1, 1),))
-        return replace(options, tokenization=tokenization)
+        return replace(options, tokenization=replace(options.tokenization, max_each=(most,)))
 
     def expansion(self, item: RerankItem, options: Any) -> Expansion:
         return Expansion(1 + len(item.texts), len(item.query) + sum(map(len, item.texts)))

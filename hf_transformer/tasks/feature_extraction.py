@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.long_texts import TRUNCATION, read_tokenization, read_truncation
-from hf_transformer.tasks.parameters import Parameters, read_output_format
-from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, hidden_axis, hidden_size, require_finite_vectors
+from hf_transformer.tasks.declaration import NUMBER, Demo, Example, array
+from hf_transformer.tasks.long_texts import read_tokenization, read_truncation
+from hf_transformer.tasks.options import Format, MaxTokens, TaskParameters, Truncation, TruncationSide
+from hf_transformer.tasks.pooling import DEFAULT_HIDDEN_SIZE, ENCODER, hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.tasks.text_embedding import NUMBER_BYTES
@@ -21,9 +22,18 @@ from hf_transformer.types.tokenization import Encoding, Tokenization
 OUTPUT = "last_hidden_state"
 
 
+class FeatureExtractionParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureExtractionOptions:
-    """A request's parameters."""
+    """The effect of a request's parameters."""
 
     overflow: Overflow
     tokenization: Tokenization
@@ -37,7 +47,17 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
     """
 
     name = "feature_extraction"
-    parameters = ("output_format", *TRUNCATION)
+    options_type = FeatureExtractionParameters
+    purpose = "Turns each token of a text into a vector"
+    examples = (Example("a vector per token", {"instances": ["The cat sleeps on the sofa."]}),)
+    demo = Demo("minibert_mean", "cat", served_name="minibert_tokens")
+    export_head = ENCODER
+    prediction_schemas = (
+        {
+            "description": "A vector per token, in one list; for feature_extraction.",
+            **array(array(array(NUMBER)), minItems=1, maxItems=1),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -47,9 +67,8 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
         self._size = self._width or DEFAULT_HIDDEN_SIZE
 
     def options(self, parameters: Mapping[str, Json]) -> FeatureExtractionOptions:
-        checked = Parameters(parameters, self.parameters)
-        read_output_format(checked, self.settings)
-        return FeatureExtractionOptions(read_truncation(checked, self.settings), read_tokenization(checked))
+        given, _ = self.read(FeatureExtractionParameters, parameters)
+        return FeatureExtractionOptions(read_truncation(given, self.settings), read_tokenization(given))
 
     def answer_size(self, encoding: Encoding, options: FeatureExtractionOptions) -> int:
         return len(encoding) * self._size

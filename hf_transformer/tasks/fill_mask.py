@@ -4,15 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, Path, TooLarge
-from hf_transformer.tasks.base import LOGITS, TOKENS, Axis, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.long_texts import TRUNCATION, read_tokenization, read_truncation
+from hf_transformer.tasks.base import TOKENS, Axis, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.declaration import (
+    BATCH,
+    INTEGER,
+    MASK,
+    NUMBER,
+    OPTIONAL_STRING,
+    SEQUENCE,
+    STRING,
+    TEXT_OBJECT,
+    Demo,
+    Example,
+    ExportHead,
+    Schema,
+    array,
+    closed,
+)
+from hf_transformer.tasks.long_texts import read_tokenization, read_truncation
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
-from hf_transformer.tasks.parameters import Form, Parameters, read_form
+from hf_transformer.tasks.options import (
+    Form,
+    Format,
+    MaxTokens,
+    Probabilities,
+    RawLogits,
+    TaskParameters,
+    Truncation,
+    TruncationSide,
+    read_form,
+    read_strings,
+    strings,
+)
 from hf_transformer.tasks.tensors import FREE, OUTPUT, bytes_tensor, ragged_json_tensor
+from hf_transformer.types.fields import Positive, about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, Tokenization
@@ -21,13 +51,37 @@ DEFAULT_TOP_K = 5
 """The default of transformers' fill-mask pipeline."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 """Maximum number of words, and of characters per word. The service may tokenize each word on the event loop."""
+CAPITAL = f"The capital of france is {MASK}."
+CANDIDATES = array(
+    closed(["score", "token", "token_str", "sequence"], score=NUMBER, token=INTEGER, token_str=STRING, sequence=STRING)
+)
 ENTRY_BYTES, TENSOR_ENTRY_BYTES = 340, 180
 """Bytes of a token's object with its probability, and in addition as an element of a tensor, each with its JSON."""
 
 
+class FillMaskParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    return_probabilities: Probabilities = False
+    return_raw_logits: RawLogits = False
+    top_k: Annotated[Positive, about("Candidates per mask; in the pipeline format.")] = DEFAULT_TOP_K
+    targets: Annotated[
+        Json,
+        strings(
+            f"The only candidates, at most {MAX_TARGETS} of {MAX_TARGET_LENGTH} characters; in the pipeline format.",
+            minItems=1,
+            maxItems=MAX_TARGETS,
+        ),
+    ] = None
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+
+
 @dataclass(frozen=True, slots=True)
 class FillMaskOptions:
-    """A request's parameters.
+    """The effect of a request's parameters.
 
     Attributes:
         top_k: the number of answers per mask in the pipeline format.
@@ -54,7 +108,50 @@ class FillMask(Task[str, FillMaskOptions, Json]):
     """
 
     name = "fill_mask"
-    parameters = ("output_format", *LOGITS, "top_k", "targets", *TRUNCATION)
+    options_type = FillMaskParameters
+    purpose = "Finds the word for a gap"
+    examples = (
+        Example("as KServe", {"instances": [CAPITAL]}),
+        Example(
+            "as a pipeline",
+            {"instances": [CAPITAL], "parameters": {"output_format": "pipeline", "top_k": 2}},
+            "pipeline",
+        ),
+        Example(
+            "candidates of your own",
+            {"instances": [CAPITAL], "parameters": {"output_format": "pipeline", "targets": ["paris", "rome"]}},
+            "targets",
+        ),
+    )
+    demo = Demo("bert", CAPITAL, flags=("--tensor_input_names=input_ids",))
+    export_head = ExportHead("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")})
+    instance_schemas = (
+        {
+            "description": f"A text with the mask token, {MASK}, in the place of a token.",
+            "anyOf": [STRING, TEXT_OBJECT],
+        },
+    )
+    info_schemas: ClassVar[Mapping[str, Schema]] = {"mask_token": {**OPTIONAL_STRING, "description": "For fill_mask."}}
+    prediction_schemas = (
+        {"type": "string", "description": "The best tokens; for fill_mask."},
+        {
+            "description": "Candidates in the pipeline format, with a list for each mask where there are several.",
+            "anyOf": [CANDIDATES, array(CANDIDATES)],
+        },
+        {
+            "description": "The whole vocabulary for each mask; a probability is text, a logit a number, and the logit "
+            "of a token that the model bans null.",
+            **array(
+                array(
+                    {
+                        "type": "object",
+                        "additionalProperties": {"type": ["string", "number", "null"]},
+                        "minProperties": 1,
+                    }
+                )
+            ),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -74,16 +171,22 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             self._columns = declared
         self.outputs = (OutputRole("logits", (TOKENS, columns)),)
 
-    def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
-        checked = Parameters(parameters, self.parameters)
-        form = read_form(checked, self.settings, pipeline_only=("top_k", "targets"))
-        overflow, top_k = read_truncation(checked, self.settings), checked.integer("top_k", DEFAULT_TOP_K, 1)
-        targets, exact, tokenization = self._targets(checked), "top_k" in parameters, read_tokenization(checked)
-        return FillMaskOptions(form, top_k, targets, overflow, exact, tokenization)
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return text if mask_token is None or mask_token in text else f"{text} {mask_token}."
 
-    def _targets(self, parameters: Parameters) -> Array | None:
+    def info(self) -> dict[str, Json]:
+        return {"mask_token": self.settings.vocabulary.mask_token}
+
+    def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
+        given, present = self.read(FillMaskParameters, parameters)
+        form = read_form(given, present, pipeline_only=("top_k", "targets"))
+        overflow, targets = read_truncation(given, self.settings), self._targets(given.targets)
+        return FillMaskOptions(form, given.top_k, targets, overflow, "top_k" in present, read_tokenization(given))
+
+    def _targets(self, value: Json) -> Array | None:
         """Ids of the target words. As in transformers, the first token represents a word outside the vocabulary."""
-        words = parameters.strings("targets")
+        words = read_strings("targets", value)
         if words is None:
             return None
         vocabulary = self.settings.vocabulary

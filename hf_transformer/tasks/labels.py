@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import Axis, OutputRole
+from hf_transformer.tasks.declaration import BATCH, STRING, ExportHead, array
 from hf_transformer.types.request import Json
 
 DEFAULT_LABELS = 2
 """The number of labels if config.json has none, as in transformers."""
+CLASSIFIER = ExportHead("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
+LABELS_SCHEMA = {**array(STRING), "description": "By number, for classification."}
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -38,6 +41,14 @@ def score_label(model_config: Mapping[str, Json]) -> str:
     name that transformers gives a single label."""
     labels = read_labels(model_config)
     return labels[0] if len(labels) == 1 else "LABEL_0"
+
+
+def tei_labels(labels: Sequence[str]) -> dict[str, Json]:
+    """The labels in both directions, as in text-embeddings-inference's /info."""
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
 
 
 def labels_axis(count: int) -> Axis:

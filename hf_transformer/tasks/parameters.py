@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 from hf_transformer.errors import InvalidInput, TooLarge, describe
-from hf_transformer.tasks.base import LOGITS, OutputFormat, TaskSettings
 from hf_transformer.types.request import Json
-
-Form = Literal["plain", "probabilities", "raw_logits", "pipeline"]
-"""The forms of a prediction: three forms of the kserve format, and the pipeline format."""
-MAX_PROMPT_LENGTH = 2000
-"""Maximum number of characters. The service may tokenize a prompt on the event loop."""
 
 
 class Parameters:
@@ -106,65 +99,6 @@ class Parameters:
         raise InvalidInput(("parameters", name), "a string or a list of strings", describe(value))
 
 
-def read_output_format(parameters: Parameters, settings: TaskSettings) -> OutputFormat:
-    """Reads ``output_format``; the default is the service's format."""
-    chosen = parameters.choice("output_format", settings.output_format, ("kserve", "pipeline"))
-    return "pipeline" if chosen == "pipeline" else "kserve"
-
-
-def read_form(parameters: Parameters, settings: TaskSettings, pipeline_only: Sequence[str] = ()) -> Form:
-    """Determines the form from ``output_format``, ``return_probabilities`` and ``return_raw_logits``.
-
-    Args:
-        pipeline_only: parameters that require the pipeline format.
-
-    Raises:
-        InvalidInput: parameters contradict each other, or don't apply to the format.
-    """
-    probabilities = parameters.flag("return_probabilities", settings.return_probabilities)
-    raw_logits = parameters.flag("return_raw_logits", settings.return_raw_logits)
-    # Either parameter of a request overrides the service's flag for the other parameter.
-    if "return_raw_logits" in parameters and raw_logits and "return_probabilities" not in parameters:
-        probabilities = False
-    if "return_probabilities" in parameters and probabilities and "return_raw_logits" not in parameters:
-        raw_logits = False
-    if probabilities and raw_logits:
-        raise InvalidInput(("parameters", "return_raw_logits"), "return_probabilities or return_raw_logits", "both")
-    output_format = read_output_format(parameters, settings)
-    for name in LOGITS if output_format == "pipeline" else pipeline_only:
-        if name in parameters:
-            needed = "kserve" if output_format == "pipeline" else "pipeline"
-            raise InvalidInput(
-                ("parameters", name),
-                f"no value in the {output_format} format",
-                hint=f'set "output_format": "{needed}" in the parameters',
-            )
-    if output_format == "pipeline":
-        return "pipeline"
-    return "probabilities" if probabilities else "raw_logits" if raw_logits else "plain"
-
-
-def read_prompt(parameters: Parameters, prompts: Mapping[str, str], default_name: str | None) -> str:
-    """Returns the prefix for texts: ``prompt``, or the element ``prompt_name`` of ``prompts``, or the model's default.
-
-    Raises:
-        InvalidInput: the request has both parameters, or an unknown ``prompt_name``.
-        TooLarge: ``prompt`` exceeds MAX_PROMPT_LENGTH.
-    """
-    prompt, name = parameters.string("prompt"), parameters.string("prompt_name")
-    if prompt is not None and name is not None:
-        raise InvalidInput(("parameters", "prompt_name"), "prompt or prompt_name", "both")
-    if prompt is not None:
-        if len(prompt) > MAX_PROMPT_LENGTH:
-            expected = f"at most {MAX_PROMPT_LENGTH} characters"
-            raise TooLarge(("parameters", "prompt"), expected, str(len(prompt)), "put a longer prompt into the texts")
-        return prompt
-    if name is not None and name not in prompts:
-        expected = f"one of {', '.join(prompts)}" if prompts else "no value for a model without prompts"
-        raise InvalidInput(("parameters", "prompt_name"), expected, repr(name[:40]))
-    return prompts.get(name or default_name or "", "")
-
-
 QUERY_NAMES = ("query", "search_query", "retrieval_query", "s2p_query", "web_search_query")
 DOCUMENT_NAMES = ("document", "passage", "search_document", "retrieval_document", "retrieval_passage", "corpus")
 """The names of prompts for queries and documents in model folders, in lower case with underscores, the preferred
@@ -192,19 +126,6 @@ def prompt_for_purpose(prompts: Iterable[str], purpose: str) -> str | None:
     subject, _, side = plain_name(purpose).rpartition("_")
     names = [plain_name(purpose), *(f"{subject}_{name}" for name in SIDE_NAMES.get(INPUT_TYPES.get(side, ""), ()))]
     return next((known[name] for name in names if name in known), None)
-
-
-def read_input_type(parameters: Parameters) -> str | None:
-    """Reads ``input_type``, ``query`` or ``document``; None if absent.
-
-    Raises InvalidInput for another value, and for a prompt in addition.
-    """
-    if "input_type" not in parameters:
-        return None
-    for name in ("prompt", "prompt_name"):
-        if name in parameters:
-            raise InvalidInput(("parameters", "input_type"), f"input_type or {name}", "both", "each chooses the prompt")
-    return parameters.choice("input_type", "", ("query", "document"))
 
 
 def typed_prompt(prompts: Mapping[str, str], input_type: str) -> str:

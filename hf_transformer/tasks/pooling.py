@@ -12,8 +12,10 @@ import numpy as np
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import Axis
+from hf_transformer.tasks.declaration import BATCH, SEQUENCE, ExportHead
 from hf_transformer.types.tensors import Array
 
+ENCODER = ExportHead("AutoModel", {"last_hidden_state": (BATCH, SEQUENCE, "hidden_size")})
 HIDDEN_SIZE_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
 """Keys of config.json for the size of a token vector: BERT and most models, DistilBERT, T5 and BART, GPT-2."""
 DEFAULT_HIDDEN_SIZE = 1024

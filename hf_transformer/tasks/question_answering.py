@@ -6,17 +6,32 @@ length: [longest, tokens] products instead of [tokens, tokens].
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.tasks.base import TOKENS, OutputRole, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.long_texts import TRUNCATION, read_overflow, read_tokenization
+from hf_transformer.tasks.declaration import (
+    BATCH,
+    FULL_STRING,
+    INTEGER,
+    NUMBER,
+    SEQUENCE,
+    STRING,
+    Demo,
+    Example,
+    ExportHead,
+    array,
+    closed,
+)
+from hf_transformer.tasks.long_texts import read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
-from hf_transformer.tasks.parameters import Parameters, read_output_format
+from hf_transformer.tasks.options import Format, MaxTokens, TaskParameters, Truncation, TruncationSide, by_flag, one_of
 from hf_transformer.tasks.tensors import Field
+from hf_transformer.types.fields import Natural, Positive, about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
@@ -31,6 +46,8 @@ them."""
 ANSWER_COST = 10
 """Decoding cost of an answer, in units of Task.decode_cost; includes about two candidate spans."""
 FIELDS = ("question", "context")
+WHO, WORK = "Who works there?", "It was in 1984. Anna Smith works there."
+ANSWER = closed(["score", "start", "end", "answer"], score=NUMBER, start=INTEGER, end=INTEGER, answer=STRING)
 NO_SPAN_KEY = ""
 
 
@@ -42,9 +59,32 @@ class Question:
     context: str
 
 
+class QuestionAnsweringParameters(TaskParameters):
+    """The parameters of a request. The pipeline accepts ``max_question_len`` too, and ignores it for a fast
+    tokenizer."""
+
+    output_format: Format = "kserve"
+    top_k: Annotated[Positive, about("Answers that are given.")] = 1
+    max_answer_len: Annotated[Positive, about("Tokens of the longest answer.")] = MAX_ANSWER_LEN
+    handle_impossible_answer: Annotated[bool, about("Whether the empty answer counts.")] = False
+    align_to_words: Annotated[bool, about("Whether answers are extended to whole words.")] = True
+    max_seq_len: Annotated[
+        Positive | None, about("Tokens of a window, question included; at most as many as the model takes.")
+    ] = None
+    doc_stride: Annotated[
+        Natural | None, about("Tokens that neighbouring windows of a long context share."), by_flag("stride")
+    ] = None
+    stride: Annotated[Natural | None, about("Another name of doc_stride."), by_flag("stride")] = None
+    max_question_len: Annotated[Positive, about("Checked and without effect, as in the pipeline.")] = MAX_QUESTION_LEN
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+
+
 @dataclass(frozen=True, slots=True)
 class QuestionAnsweringOptions:
-    """A request's parameters; lengths are in tokens. ``doc_stride`` None means half of the window, at most 128."""
+    """The effect of a request's parameters; lengths are in tokens. ``doc_stride`` None means half of the window, at
+    most 128."""
 
     top_k: int
     max_answer_len: int
@@ -90,12 +130,43 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     """
 
     name = "question_answering"
-    parameters = (
-        *("output_format", "top_k", "max_answer_len", "handle_impossible_answer", "align_to_words"),
-        *("max_seq_len", "doc_stride", "stride", "max_question_len", *TRUNCATION),
-    )
+    options_type = QuestionAnsweringParameters
     fields = (Field("question"), Field("context"))
-    has_windows = True
+    has_windows = takes_pairs = True
+    special_tokens = 3
+    window_tokens = MAX_SEQ_LEN
+    purpose = "Finds the answer to a question in a text"
+    examples = (
+        Example(
+            "an answer in a context",
+            {"instances": [{"question": WHO, "context": f"{WORK} The house is near Berlin."}]},
+        ),
+        Example(
+            "the best three answers",
+            {
+                "instances": [{"question": "Where does Anna live?", "context": "Anna lives in Berlin."}],
+                "parameters": {"top_k": 3},
+            },
+            "best",
+        ),
+    )
+    demo = Demo("squad", {"question": WHO, "context": WORK})
+    export_head = ExportHead(
+        "AutoModelForQuestionAnswering", {"start_logits": (BATCH, SEQUENCE), "end_logits": (BATCH, SEQUENCE)}
+    )
+    instance_schemas = (
+        {
+            "description": "A question and the text that has its answer; for question_answering.",
+            **closed(FIELDS, question=FULL_STRING, context=FULL_STRING),
+        },
+    )
+    prediction_schemas = (
+        {
+            "description": "The answer, or a list of answers where top_k asks for more than one; for "
+            "question_answering.",
+            "anyOf": [ANSWER, array(ANSWER)],
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -107,22 +178,24 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             OutputRole("end_logits", (TOKENS,), ("end", "output_1", "OUTPUT__1")),
         )
 
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return {"question": "Where is it?", "context": text}
+
     def options(self, parameters: Mapping[str, Json]) -> QuestionAnsweringOptions:
-        checked = Parameters(parameters, self.parameters)
-        read_output_format(checked, self.settings)
-        # The pipeline accepts this parameter too, and ignores it for a fast tokenizer.
-        checked.integer("max_question_len", MAX_QUESTION_LEN, 1)
+        given, present = self.read(QuestionAnsweringParameters, parameters)
         # Windows are the pipeline's default.
-        overflow = read_overflow(checked, "error" if self.settings.on_overflow == "error" else "window")
+        overflow = read_overflow(given, "error" if self.settings.on_overflow == "error" else "window")
         longest = self.settings.max_length
-        name = checked.one_of("max_seq_len", "max_tokens") or "max_seq_len"
-        max_seq_len = checked.integer(name, min(longest, MAX_SEQ_LEN) if overflow == "window" else longest, 1)
-        if name == "max_tokens":
-            max_seq_len = min(max_seq_len, longest)
+        max_seq_len = min(longest, MAX_SEQ_LEN) if overflow == "window" else longest
+        if one_of(present, "max_seq_len", "max_tokens") == "max_tokens":
+            max_seq_len = min(given.max_tokens or longest, longest)
+        elif given.max_seq_len is not None:
+            max_seq_len = given.max_seq_len
         if max_seq_len > longest:
             expected = f"at most {longest}, the model's length in tokens"
             raise InvalidInput(("parameters", "max_seq_len"), expected, str(max_seq_len))
-        doc_stride = self._stride(checked, max_seq_len, overflow)
+        doc_stride = self._stride(given, present, max_seq_len, overflow)
         tokenization = Tokenization(
             detail=True,
             windows=overflow == "window",
@@ -131,22 +204,24 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             only_first=not self._question_first,
         )
         return QuestionAnsweringOptions(
-            top_k=checked.integer("top_k", 1, 1),
-            max_answer_len=checked.integer("max_answer_len", MAX_ANSWER_LEN, 1),
-            handle_impossible_answer=checked.flag("handle_impossible_answer", False),
-            align_to_words=checked.flag("align_to_words", True),
+            top_k=given.top_k,
+            max_answer_len=given.max_answer_len,
+            handle_impossible_answer=given.handle_impossible_answer,
+            align_to_words=given.align_to_words,
             max_seq_len=max_seq_len,
             doc_stride=doc_stride,
             overflow=overflow,
-            tokenization=replace(read_tokenization(checked, tokenization), max_length=max_seq_len),
+            tokenization=replace(read_tokenization(given, tokenization), max_length=max_seq_len),
         )
 
-    def _stride(self, parameters: Parameters, max_seq_len: int, overflow: Overflow) -> int | None:
-        name = parameters.one_of("doc_stride", "stride")
+    def _stride(
+        self, given: QuestionAnsweringParameters, present: Set[str], max_seq_len: int, overflow: Overflow
+    ) -> int | None:
+        name = one_of(present, "doc_stride", "stride")
         if name is None:
             stride = self.settings.stride
         elif overflow == "window":
-            stride = parameters.integer(name, 0, 0)
+            stride = given.stride if name == "stride" else given.doc_stride
         else:
             hint = "leave truncation out, and start the service without --on_overflow=error"
             raise InvalidInput(("parameters", name), "no value without windows", hint=hint)

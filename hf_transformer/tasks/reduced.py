@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.tasks.base import LOGITS, Axis, OutputRole, Outputs, Task, TaskSettings
+from hf_transformer.tasks.base import Axis, OutputRole, Outputs, Task, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask, FillMaskOptions
 from hf_transformer.tasks.labels import labels_axis
 from hf_transformer.tasks.numerics import require_numbers
+from hf_transformer.tasks.options import LOGITS
 from hf_transformer.tasks.pooling import hidden_axis
 from hf_transformer.tasks.sequence_classification import SequenceClassification, SequenceClassificationOptions
 from hf_transformer.tasks.text_embedding import OUTPUT, PooledWindow, Text, TextEmbedding, TextEmbeddingOptions
@@ -42,7 +43,7 @@ class ReducedFillMask(FillMask):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         for flag in LOGITS:
-            if getattr(settings, flag):
+            if settings.flags.get(flag):
                 raise ConfigError(f"--{flag}: the model gives its best tokens alone; export it without --reduce")
         axes = (Axis(name="masks", minimum=0), Axis(name="best tokens"))
         self.outputs = (OutputRole(IDS, axes, datatypes=("INT64", "INT32")), OutputRole(SCORES, axes))
@@ -76,7 +77,7 @@ class ReducedClassification(SequenceClassification):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        if settings.return_raw_logits:
+        if settings.flags.get("return_raw_logits"):
             raise ConfigError("--return_raw_logits: the model gives probabilities alone; export it without --reduce")
         self.outputs = (OutputRole(PROBABILITIES, (labels_axis(len(self.labels)),)),)
 

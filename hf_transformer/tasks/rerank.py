@@ -2,43 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 
 from hf_transformer.errors import EmptyList, InvalidInput, LoadError, Path, TooLarge, describe
-from hf_transformer.tasks.base import Expansion, OutputFormat, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.labels import read_labels, text_logits
-from hf_transformer.tasks.long_texts import (
-    TRUNCATION,
-    WINDOWS,
-    WindowScore,
-    read_overflow,
-    read_window_score,
-    read_windows,
-)
+from hf_transformer.tasks.base import Expansion, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.declaration import INTEGER, NUMBER, STRING, Demo, Example, array, closed
+from hf_transformer.tasks.labels import CLASSIFIER, read_labels, score_label, tei_labels, text_logits
+from hf_transformer.tasks.long_texts import read_overflow, read_windows
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
-from hf_transformer.tasks.parameters import MAX_PROMPT_LENGTH, Parameters, read_output_format, read_prompt
+from hf_transformer.tasks.options import (
+    MAX_PROMPT_LENGTH,
+    Format,
+    MaxChunks,
+    MaxTokens,
+    OutputFormat,
+    PromptName,
+    Score,
+    Stride,
+    TaskParameters,
+    Truncation,
+    TruncationSide,
+    WindowScore,
+    read_prompt,
+)
 from hf_transformer.tasks.tensors import Field
+from hf_transformer.types.fields import Positive, about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
-MAX_TOKENS_EACH = ("max_tokens_per_query", "max_tokens_per_doc")
-"""Parameters for the maximum number of tokens of the query, with its prompt, and of each text. Special tokens are not
-counted."""
+QUERY, TEXTS = "What is the capital of France?", ("The team won the match.", "Paris is the capital of France.")
 NO_MAXIMUM = 2**31
 RANK_BYTES = 400
 """Bytes of a text's index and score, which an API may render in other objects."""
 ONLY_TEXT = Tokenization(only_second=True)
 
 
+TopN: TypeAlias = Annotated[Positive | None, about("Texts in the answer; all if not given.")]
+ReturnDocuments: TypeAlias = Annotated[
+    bool, about("Whether the texts are given too; true by default in the OpenAI API.")
+]
+RawScores: TypeAlias = Annotated[bool, about("Logits instead of scores between 0 and 1.")]
+TruncateDocument: TypeAlias = Annotated[bool, about("Whether only texts are cut and never the query.")]
+QueryTokens: TypeAlias = Annotated[Positive | None, about("Tokens of the query at most, without special ones.")]
+DocumentTokens: TypeAlias = Annotated[Positive | None, about("Tokens of each text at most, without special ones.")]
+
+
+class RerankParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    top_n: TopN = None
+    return_documents: ReturnDocuments = False
+    raw_scores: RawScores = False
+    prompt_name: PromptName = None
+    prompt: Annotated[str | None, about("A text in front of the query.", schema={"maxLength": MAX_PROMPT_LENGTH})] = (
+        None
+    )
+    instruction: Annotated[
+        str | None,
+        about("An instruction for a model whose template has one.", schema={"maxLength": MAX_PROMPT_LENGTH}),
+    ] = None
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+    truncate_document: TruncateDocument = False
+    max_tokens_per_query: QueryTokens = None
+    max_tokens_per_doc: DocumentTokens = None
+    stride: Stride = None
+    window_score: Score = "max"
+    max_chunks_per_doc: MaxChunks = None
+
+
 @dataclass(frozen=True, slots=True)
 class RerankOptions:
-    """A request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits.
+    """The effect of a request's parameters. ``top_n`` None returns all texts; ``raw_scores`` returns logits.
 
     ``prompt`` precedes queries of a model without template. ``instruction`` is for a template; None for its default.
     ``query_tokens`` is the maximum length of a query in a template.
@@ -76,13 +119,43 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     """
 
     name = "rerank"
-    parameters: ClassVar[Sequence[str]] = (
-        *("output_format", "top_n", "return_documents", "raw_scores", "prompt_name", "prompt", "instruction"),
-        *(*TRUNCATION, "truncate_document", *MAX_TOKENS_EACH, *WINDOWS),
-    )
-    has_windows = True
+    options_type: ClassVar[type[TaskParameters]] = RerankParameters
+    has_windows = takes_pairs = True
+    special_tokens = 3
     logits_hint = "leave it out, and send the parameter raw_scores"
     fields = (Field("query"), Field("texts", ("documents",), many=True))
+    purpose = "Sorts documents by a query"
+    examples = (
+        Example("rerank", {"instances": [{"query": QUERY, "texts": [*TEXTS, "The cat sleeps on the sofa."]}]}),
+        Example(
+            "as a pipeline",
+            {
+                "instances": [{"query": "What do cats eat?", "documents": ["Paris is a city.", "Cats eat fish."]}],
+                "parameters": {"output_format": "pipeline", "top_n": 1, "return_documents": True},
+            },
+            "pipeline",
+        ),
+    )
+    demo = Demo("cross", {"query": QUERY, "texts": TEXTS})
+    export_head = CLASSIFIER
+    instance_schemas = (
+        {
+            "description": 'A query and the texts to rank; for rerank. "documents" is another name of "texts".',
+            **closed(["query"], query=STRING, texts=array(STRING, minItems=1), documents=array(STRING, minItems=1)),
+            "oneOf": [{"required": ["texts"]}, {"required": ["documents"]}],
+        },
+    )
+    prediction_schemas = (
+        {
+            "description": "The texts, the best first; for rerank. Their number is corpus_id in the pipeline format.",
+            **array(
+                {
+                    **closed(["score"], index=INTEGER, corpus_id=INTEGER, score=NUMBER, text=STRING),
+                    "oneOf": [{"required": ["index"]}, {"required": ["corpus_id"]}],
+                }
+            ),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -101,43 +174,50 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
             )
         self.outputs = (replace(text_logits(count), other_names=("scores",)),)
 
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]}
+
+    def tei_type(self) -> dict[str, Json]:
+        return {"reranker": tei_labels((score_label(self.settings.model_config),))}
+
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
-        checked, files = Parameters(parameters, self.parameters), self.settings.cross_encoder
-        prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
-        overflow = read_overflow(checked, self.settings.on_overflow)
+        (given, present), files = self.read(RerankParameters, parameters), self.settings.cross_encoder
+        prompt = read_prompt(given.prompt, given.prompt_name, files.prompts, files.default_prompt_name)
+        overflow, most = read_overflow(given, self.settings.on_overflow), given.max_chunks_per_doc
+        pairs = self._pairs(given, overflow)
         return RerankOptions(
-            output_format=read_output_format(checked, self.settings),
-            top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
-            return_documents=checked.flag("return_documents", False),
-            raw_scores=checked.flag("raw_scores", False),
+            output_format=given.output_format,
+            top_n=given.top_n,
+            return_documents=given.return_documents,
+            raw_scores=given.raw_scores,
             prompt=prompt,
             overflow=overflow,
-            tokenization=read_windows(checked, self.settings, overflow, self._pairs(checked, overflow)),
-            window_score=read_window_score(checked),
-            instruction=self._instruction(checked, prompt),
-            query_tokens=checked.integer(MAX_TOKENS_EACH[0], 1, 1) if MAX_TOKENS_EACH[0] in checked else None,
+            tokenization=read_windows(given, present, self.settings, overflow, pairs, most=most),
+            window_score=given.window_score,
+            instruction=self._instruction(given, present, prompt),
+            query_tokens=given.max_tokens_per_query,
         )
 
-    def _pairs(self, parameters: Parameters, overflow: Overflow) -> Tokenization:
+    def _pairs(self, given: RerankParameters, overflow: Overflow) -> Tokenization:
         """Reads the tokenization of pairs. With a template the first text is more than the query, and is never cut."""
-        pairs = pair_tokenization(parameters, overflow)
+        pairs = pair_tokenization(given, overflow)
         if self._template is None:
             return pairs
         return replace(pairs, only_second=True, max_each=(NO_MAXIMUM, *pairs.max_each[1:]) if pairs.max_each else ())
 
-    def _instruction(self, parameters: Parameters, prompt: str) -> str | None:
+    def _instruction(self, given: RerankParameters, present: Set[str], prompt: str) -> str | None:
         """Reads ``instruction``. In a model with a template, prompts are instructions, as in sentence-transformers 6.
 
         Raises InvalidInput for a model without instructions, or an instruction and a prompt.
         """
-        instruction, template = parameters.string("instruction"), self._template
-        names = [name for name in ("instruction", "prompt", "prompt_name") if name in parameters]
+        instruction, template = given.instruction, self._template
+        names = [name for name in ("instruction", "prompt", "prompt_name") if name in present]
         if instruction is not None and len(names) > 1:
             raise InvalidInput(("parameters", "instruction"), f"instruction or {names[1]}", "both")
         if instruction is not None and len(instruction) > MAX_PROMPT_LENGTH:
-            raise TooLarge(
-                ("parameters", "instruction"), f"at most {MAX_PROMPT_LENGTH} characters", str(len(instruction))
-            )
+            expected = f"at most {MAX_PROMPT_LENGTH} characters"
+            raise TooLarge(("parameters", "instruction"), expected, str(len(instruction)))
         if template is not None and template.instructed is not None:
             return instruction or prompt or None
         if names and (template is not None or instruction is not None):
@@ -206,11 +286,10 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return answers
 
 
-def pair_tokenization(checked: Parameters, overflow: Overflow) -> Tokenization:
+def pair_tokenization(given: RerankParameters, overflow: Overflow) -> Tokenization:
     """The tokenization of a query and a text: windows and ``truncate_document`` cut only the text."""
-    document = checked.flag("truncate_document", False) or overflow == "window"
-    base = ONLY_TEXT if document else PLAIN
-    most = tuple(checked.integer(name, NO_MAXIMUM, 1) for name in MAX_TOKENS_EACH)
+    base = ONLY_TEXT if given.truncate_document or overflow == "window" else PLAIN
+    most = tuple(NO_MAXIMUM if one is None else one for one in (given.max_tokens_per_query, given.max_tokens_per_doc))
     return replace(base, max_each=most) if min(most) < NO_MAXIMUM else base
 
 

@@ -5,31 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal, cast
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput, Path, describe
-from hf_transformer.tasks.base import LOGITS, VALUE_BYTES, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
-from hf_transformer.tasks.long_texts import (
-    TRUNCATION,
-    WINDOWS,
-    WindowScore,
-    merge,
-    read_overflow,
-    read_window_score,
-    read_windows,
+from hf_transformer.tasks.base import VALUE_BYTES, Outputs, Overflow, Task, TaskSettings
+from hf_transformer.tasks.declaration import NUMBER, OPTIONAL_STRING, STRING, Demo, Example, Schema, array, closed
+from hf_transformer.tasks.labels import (
+    CLASSIFIER,
+    LABELS_SCHEMA,
+    read_labels,
+    read_problem_type,
+    tei_labels,
+    text_logits,
 )
+from hf_transformer.tasks.long_texts import merge, read_overflow, read_windows
 from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
-from hf_transformer.tasks.parameters import Form, Parameters, read_form
+from hf_transformer.tasks.options import (
+    Form,
+    Format,
+    MaxChunks,
+    MaxTokens,
+    Probabilities,
+    RawLogits,
+    Score,
+    Stride,
+    TaskParameters,
+    Truncation,
+    TruncationSide,
+    WindowScore,
+    read_form,
+)
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field
+from hf_transformer.types.fields import Positive, about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 Function = Literal["none", "softmax", "sigmoid"]
-FUNCTIONS: tuple[Function, ...] = ("none", "softmax", "sigmoid")
+PRAISE = "The hotel was wonderful."
 PIPELINE_PARAMETERS = ("top_k", "function_to_apply")
 DECIMALS = 4
 """Decimal places of the probabilities in the kserve format."""
@@ -37,9 +52,28 @@ LABEL_BYTES = 300
 """Bytes of an object with a label and its score, with its JSON."""
 
 
+class SequenceClassificationParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    return_probabilities: Probabilities = False
+    return_raw_logits: RawLogits = False
+    top_k: Annotated[Positive, about("Labels in the answer, null for all; in the pipeline format.")] = 1
+    function_to_apply: Annotated[
+        Literal["default", "none", "softmax", "sigmoid"],
+        about("The function from logits to scores; in the pipeline format."),
+    ] = "default"
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+    stride: Stride = None
+    window_score: Score = "max"
+    max_chunks_per_doc: MaxChunks = None
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceClassificationOptions:
-    """A request's parameters.
+    """The effect of a request's parameters.
 
     ``function`` maps logits to scores; ``top_k`` None returns all labels; ``window_score`` None has no windows.
     """
@@ -67,34 +101,80 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     """
 
     name = "sequence_classification"
-    parameters = ("output_format", *LOGITS, *PIPELINE_PARAMETERS, *TRUNCATION, *WINDOWS)
-    has_windows = True
+    options_type = SequenceClassificationParameters
+    has_windows = takes_pairs = True
     fields = (TEXT, Field("text_pair", optional=True))
+    purpose = "Sorts texts into classes"
+    examples = (
+        Example("as KServe", {"instances": [PRAISE]}),
+        Example(
+            "as a pipeline",
+            {"instances": [PRAISE], "parameters": {"output_format": "pipeline", "top_k": None}},
+            "pipeline",
+        ),
+        Example("a pair", {"instances": [{"text": PRAISE, "text_pair": "The food was awful."}]}, "pair"),
+    )
+    demo = Demo("sentiment", PRAISE, {"output_format": "pipeline"})
+    export_head = CLASSIFIER
+    instance_schemas = (
+        {
+            "description": "A text, or a pair of texts; for sequence_classification.",
+            "anyOf": [STRING, closed(["text"], text=STRING, text_pair=OPTIONAL_STRING)],
+        },
+    )
+    info_schemas: ClassVar[Mapping[str, Schema]] = {
+        "labels": LABELS_SCHEMA,
+        "problem_type": {**OPTIONAL_STRING, "description": "Of config.json; for sequence_classification."},
+    }
+    prediction_schemas = (
+        {"type": "integer", "description": "The number of the best label; for sequence_classification."},
+        {
+            "description": "Probabilities or logits by the label's number.",
+            "type": "object",
+            "additionalProperties": NUMBER,
+            "minProperties": 1,
+        },
+        {
+            "description": "Labels in the pipeline format, the best first.",
+            **array(closed(["label", "score"], label=STRING, score=NUMBER)),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.labels = read_labels(settings.model_config)
         self.function = default_function(read_problem_type(settings.model_config), len(self.labels))
-        if self.function == "none" and settings.return_probabilities:
+        if self.function == "none" and settings.flags.get("return_probabilities"):
             raise ConfigError("--return_probabilities: config.json says regression; use --return_raw_logits")
         self.outputs = (text_logits(len(self.labels)),)
 
+    def info(self) -> dict[str, Json]:
+        return {"labels": self.labels, "problem_type": self.settings.model_config.get("problem_type")}
+
+    def tei_type(self) -> dict[str, Json]:
+        return {"classifier": tei_labels(self.labels)}
+
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
-        checked = Parameters(parameters, self.parameters)
-        form = read_form(checked, self.settings, PIPELINE_PARAMETERS)
+        given, present = self.read(SequenceClassificationParameters, parameters)
+        form = read_form(given, present, PIPELINE_PARAMETERS)
         if form == "probabilities" and self.function == "none":
             expected, hint = "no value for a regression model", "return_raw_logits gives its values"
             raise InvalidInput(("parameters", "return_probabilities"), expected, hint=hint)
-        function = checked.choice("function_to_apply", "default", ("default", *FUNCTIONS))
-        overflow = read_overflow(checked, self.settings.on_overflow)
-        tokenization = read_windows(checked, self.settings, overflow, PLAIN)
+        overflow = read_overflow(given, self.settings.on_overflow)
+        tokenization = read_windows(given, present, self.settings, overflow, PLAIN, most=given.max_chunks_per_doc)
+        top_k: int | None = given.top_k
+        if "top_k" in parameters and parameters["top_k"] is None:
+            # null means all labels, as in transformers.
+            if form != "pipeline":
+                raise InvalidInput(("parameters", "top_k"), "no value in the kserve format", "null")
+            top_k = None
         return SequenceClassificationOptions(
             form,
-            self.function if function == "default" else cast(Function, function),
-            _read_top_k(parameters, checked, form),
+            self.function if given.function_to_apply == "default" else given.function_to_apply,
+            top_k,
             overflow,
             tokenization,
-            read_window_score(checked) if tokenization.windows else None,
+            given.window_score if tokenization.windows else None,
         )
 
     def item(self, instance: Json, path: Path, options: SequenceClassificationOptions) -> TextInput:
@@ -154,15 +234,6 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
         plain = self.options({}).form == "plain"
         return (TensorSpec(OUTPUT, "INT64" if plain else "BYTES", (FREE,)),)
-
-
-def _read_top_k(parameters: Mapping[str, Json], checked: Parameters, form: Form) -> int | None:
-    if "top_k" in parameters and parameters["top_k"] is None:
-        # null means all labels, as in transformers.
-        if form != "pipeline":
-            raise InvalidInput(("parameters", "top_k"), "no value in the kserve format", "null")
-        return None
-    return checked.integer("top_k", 1, 1)
 
 
 def default_function(problem_type: str | None, labels: int) -> Function:

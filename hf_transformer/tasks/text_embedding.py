@@ -5,10 +5,10 @@ Representations (representations.py) adds sparse vectors and vectors of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
@@ -25,12 +25,28 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
+from hf_transformer.tasks.declaration import Demo, Example, Schema, array
+from hf_transformer.tasks.embedding_schemas import INFO, INSTANCES
+from hf_transformer.tasks.embedding_schemas import PREDICTIONS as PREDICTION_SCHEMAS
 from hf_transformer.tasks.late_chunking import FORMS, SpannedItem, check_pooling, read_spanned
-from hf_transformer.tasks.long_texts import TRUNCATION, from_beginning, read_overflow, read_windows
+from hf_transformer.tasks.long_texts import from_beginning, read_overflow, read_windows
 from hf_transformer.tasks.multi_vector import DOCUMENT
-from hf_transformer.tasks.parameters import Parameters, read_input_type, read_output_format, read_prompt, typed_prompt
+from hf_transformer.tasks.options import (
+    Format,
+    MaxTokens,
+    Prompt,
+    PromptName,
+    Stride,
+    TaskParameters,
+    Truncation,
+    TruncationSide,
+    read_prompt,
+    read_strings,
+)
+from hf_transformer.tasks.parameters import typed_prompt
 from hf_transformer.tasks.pooling import (
     DEFAULT_HIDDEN_SIZE,
+    ENCODER,
     hidden_axis,
     hidden_size,
     pool,
@@ -38,10 +54,11 @@ from hf_transformer.tasks.pooling import (
     span_means,
     unit,
 )
-from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, PRECISIONS, quantize
+from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, quantize
 from hf_transformer.tasks.sparse import Weights
 from hf_transformer.tasks.tensors import FREE, json_tensor
 from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.types.fields import Positive, about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, SpannedEncoding, TextInput, TokenIds, Tokenization
@@ -55,7 +72,12 @@ DENSE, SPARSE, MULTI_VECTOR = "dense", "sparse", "multi_vector"
 """The values of the parameter ``representations``."""
 TOKEN_EMBEDDINGS = "token_embeddings"  # noqa: S105  # not a credential
 """A further value, as in sentence-transformers: the vectors that pooling reads, for models with dense vectors alone."""
+REPRESENTATION: Schema = {"type": "string", "enum": [DENSE, SPARSE, MULTI_VECTOR, TOKEN_EMBEDDINGS]}
+PROMPTS = ("prompt", "prompt_name")
 OUTPUT = "sentence_embedding"
+CAT = "The cat sleeps on the sofa."
+TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
+"""Names of text-embeddings-inference by pooling mode."""
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
 """KServe's settings, for a model folder without sentence-transformers files."""
 
@@ -66,9 +88,46 @@ class Scale(Enum):
     DENSE = "dense vectors have a length of 1 at every size, other representations that of the model's files"
 
 
+Normalize: TypeAlias = Annotated[
+    bool | None,
+    about("Whether vectors have the length 1; V1 and V2 follow the model folder, and /v1/embeddings has this length."),
+]
+Dimensions: TypeAlias = Annotated[Positive | None, about("Leading components of a vector that are given.")]
+WantedRepresentations: TypeAlias = Annotated[
+    Json,
+    about(
+        "The representations in the answer, which is then an object; the default one, bare, if not given.",
+        schema={"anyOf": [REPRESENTATION, array(REPRESENTATION, minItems=1), {"type": "null"}]},
+    ),
+]
+
+
+class TextEmbeddingParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    normalize: Normalize = None
+    dimensions: Dimensions = None
+    prompt_name: PromptName = None
+    prompt: Prompt = None
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+    stride: Stride = None
+    representations: WantedRepresentations = None
+    precision: Annotated[
+        Literal["float32", "int8", "uint8", "binary", "ubinary"],
+        about("Numbers of a vector: floats, bytes, or bits in bytes."),
+    ] = "float32"
+    binary_zero: Annotated[bool, about("Whether a bit is set for 0; with binary or ubinary.")] = False
+    input_type: Annotated[
+        Literal["query", "document"] | None, about("Chooses the model's prompt, and the form of late interaction.")
+    ] = None
+
+
 @dataclass(frozen=True, slots=True)
 class TextEmbeddingOptions:
-    """A request's parameters.
+    """The effect of a request's parameters.
 
     Attributes:
         prompt_from: the parameter that sets the prompt; None for the model's default.
@@ -142,10 +201,31 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     name = "text_embedding"
     has_windows = True
     reads_sentence_transformers = True
-    parameters = (
-        *("output_format", "normalize", "dimensions", "prompt_name", "prompt", *TRUNCATION, "stride"),
-        *("representations", "precision", "binary_zero", "input_type"),
+    options_type = TextEmbeddingParameters
+    purpose = "Turns texts into vectors to compare"
+    examples = (
+        Example(
+            "embeddings",
+            {
+                "instances": [
+                    CAT,
+                    "A cat is asleep on the couch.",
+                    "The team won the match.",
+                    {"text": "Our team was victorious in the match."},
+                ]
+            },
+        ),
+        Example(
+            "short embeddings, with a prompt",
+            {"instances": [CAT], "parameters": {"prompt": "query: ", "dimensions": 4}},
+            "dimensions",
+        ),
     )
+    demo = Demo("minibert_mean", CAT)
+    export_head = ENCODER
+    instance_schemas = INSTANCES
+    prediction_schemas = PREDICTION_SCHEMAS
+    info_schemas = INFO
     available: tuple[str, ...] = (DENSE,)
     """The representations of the model, the default first."""
 
@@ -163,46 +243,65 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         self._size = width * max(len(self._files.pooling), 1) if width else DEFAULT_HIDDEN_SIZE
         self._known_size = width is not None and not inside
 
+    def info(self) -> dict[str, Json]:
+        files = self.settings.sentence_transformers or SentenceTransformers()
+        prompts = {"prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
+        return {"pooling": self._pooling(files), **prompts}
+
+    def tei_type(self) -> dict[str, Json]:
+        files = self.settings.sentence_transformers or SentenceTransformers()
+        if files.sparse is not None:
+            return {"embedding": {"pooling": "splade"}}
+        pooling = self._pooling(files)
+        known = len(pooling) == 1 and pooling[0] in TEI_POOLING
+        return {"embedding": {"pooling": TEI_POOLING[pooling[0]]} if known else {}}
+
+    @staticmethod
+    def _pooling(files: SentenceTransformers) -> tuple[str, ...]:
+        """The modes of 1_Pooling; sparse vectors and vectors of tokens are not pooled, whatever the files have."""
+        return () if files.sparse or files.late_interaction else files.pooling
+
     def options(self, parameters: Mapping[str, Json]) -> TextEmbeddingOptions:
-        checked, files = Parameters(parameters, self.parameters), self._files
-        read_output_format(checked, self.settings)
-        exact = "dimensions" in checked
-        dimensions = checked.integer("dimensions", 1, 1) if exact else files.truncate_dim
-        overflow = read_overflow(checked, self.settings.on_overflow)
-        tokenization = read_windows(checked, self.settings, overflow, PLAIN, fit_stride=False)
-        input_type = read_input_type(checked)
-        names = ("input_type", "prompt", "prompt_name")
-        prompt_from = next((name for name in names if name in checked), None)
-        input_type = input_type or (DOCUMENT if files.late_interaction else "")
+        files, scale = self._files, parameters.get("normalize")
+        if isinstance(scale, Scale):
+            parameters = {**parameters, "normalize": None}
+        given, present = self.read(TextEmbeddingParameters, parameters)
+        scale = scale if isinstance(scale, Scale) else given.normalize
+        dimensions = files.truncate_dim if given.dimensions is None else given.dimensions
+        overflow = read_overflow(given, self.settings.on_overflow)
+        tokenization = read_windows(given, present, self.settings, overflow, PLAIN, fit_stride=False)
+        prompt_from = next((name for name in ("input_type", "prompt", "prompt_name") if name in present), None)
+        if given.input_type is not None and (other := next((name for name in PROMPTS if name in present), None)):
+            expected = f"input_type or {other}"
+            raise InvalidInput(("parameters", "input_type"), expected, "both", "each chooses the prompt")
+        input_type = given.input_type or (DOCUMENT if files.late_interaction else "")
         if input_type and prompt_from in (None, "input_type"):
             prompt = typed_prompt(files.prompts, input_type)
         else:
-            prompt = read_prompt(checked, files.prompts, files.default_prompt_name)
+            prompt = read_prompt(given.prompt, given.prompt_name, files.prompts, files.default_prompt_name)
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
-        wanted, named = self._read_representations(checked)
-        precision, zero = checked.choice("precision", "float32", PRECISIONS), checked.flag("binary_zero", False)
-        scale = self._read_normalize(checked)
-        self._check_precision(checked, wanted, precision, scale)
+        wanted, named = self._read_representations(given.representations)
+        self._check_precision(given, present, wanted, scale)
         return TextEmbeddingOptions(
             prompt,
             prompt_from if prompt else None,
             (skip, 0) if skip and overflow == "window" else (skip,),
-            "after" if precision in BYTES else self._when_to_normalize(scale),
+            "after" if given.precision in BYTES else self._when_to_normalize(scale),
             dimensions,
-            exact,
+            given.dimensions is not None,
             overflow,
             tokenization,
             wanted,
             named,
-            precision,
-            zero,
+            given.precision,
+            given.binary_zero,
             input_type,
             None if scale is Scale.DENSE else scale,
         )
 
-    def _read_representations(self, parameters: Parameters) -> tuple[tuple[str, ...], bool]:
+    def _read_representations(self, value: Json) -> tuple[tuple[str, ...], bool]:
         """Reads ``representations``: the wanted ones, and whether the request names them."""
-        names = parameters.strings("representations")
+        names = read_strings("representations", value)
         if names is None:
             return self.available[:1], False
         known = (DENSE, TOKEN_EMBEDDINGS) if self.available == (DENSE,) else self.available
@@ -214,25 +313,20 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     @staticmethod
     def _check_precision(
-        parameters: Parameters, wanted: Sequence[str], precision: str, scale: bool | Scale | None
+        given: TextEmbeddingParameters, present: Set[str], wanted: Sequence[str], scale: bool | Scale | None
     ) -> None:
         """Raises InvalidInput for parameters without effect on the wanted representations or the precision."""
+        precision = given.precision
         if wanted in ((SPARSE,), (TOKEN_EMBEDDINGS,)):
             for name in ("dimensions", "precision"):
-                if name in parameters and (name == "dimensions" or precision != "float32"):
+                if name in present and (name == "dimensions" or precision != "float32"):
                     alone = "sparse vectors" if wanted == (SPARSE,) else TOKEN_EMBEDDINGS
                     raise InvalidInput(("parameters", name), f"no value for {alone} alone")
-        if "binary_zero" in parameters and precision not in BITS:
+        if "binary_zero" in present and precision not in BITS:
             raise InvalidInput(("parameters", "binary_zero"), f"no value without a precision of {' or '.join(BITS)}")
         if precision in BYTES and scale is False:
             expected = f"true for the precision {precision}, which is a range of unit vectors' components"
             raise InvalidInput(("parameters", "normalize"), expected, "false")
-
-    @staticmethod
-    def _read_normalize(parameters: Parameters) -> bool | Scale | None:
-        """Reads ``normalize``; None if absent."""
-        value = parameters.get("normalize")
-        return value if value is None or isinstance(value, Scale) else parameters.flag("normalize", True)
 
     def _when_to_normalize(self, scale: bool | Scale | None) -> Literal["before", "after", "no"]:
         """By default the model folder decides: its Normalize module runs before truncate_dim."""

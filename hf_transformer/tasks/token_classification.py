@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import cast
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from hf_transformer.errors import EmptyList, InvalidInput, Path, describe, show_path
 from hf_transformer.tasks.base import (
-    LOGITS,
     TOKENS,
     Encodings,
     OutputRole,
@@ -22,16 +21,53 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
+from hf_transformer.tasks.declaration import (
+    BATCH,
+    INTEGER,
+    NUMBER,
+    SEQUENCE,
+    STRING,
+    TEXT_OBJECT,
+    Demo,
+    Example,
+    ExportHead,
+    Schema,
+    array,
+    closed,
+)
 from hf_transformer.tasks.entities import OUTSIDE, STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
-from hf_transformer.tasks.labels import labels_axis, read_labels
-from hf_transformer.tasks.long_texts import TRUNCATION, default_stride, read_overflow, read_tokenization
+from hf_transformer.tasks.labels import LABELS_SCHEMA, labels_axis, read_labels
+from hf_transformer.tasks.long_texts import default_stride, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_finite, softmax
-from hf_transformer.tasks.parameters import Form, Parameters, read_form
+from hf_transformer.tasks.options import (
+    Form,
+    Format,
+    MaxTokens,
+    Probabilities,
+    RawLogits,
+    Stride,
+    TaskParameters,
+    Truncation,
+    TruncationSide,
+    by_flag,
+    read_form,
+    read_strings,
+    strings,
+)
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_json_tensor, ragged_tensor
+from hf_transformer.types.fields import about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words
 
+PERSON = "Anna Smith lives in Berlin."
+WORDS_SCHEMA = array(STRING, minItems=1)
+SPAN = {
+    **{"score": NUMBER, "word": STRING},
+    "start": {"type": "integer", "description": "The first character."},
+    "end": {"type": "integer", "description": "The character behind the last one."},
+}
+"""The schemas of the fields that tokens and entities have."""
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
 IGNORED_LABELS = (OUTSIDE,)
 """The default of transformers' token-classification pipeline."""
@@ -46,11 +82,44 @@ NO_LABEL = -100
 DETAIL = Tokenization(detail=True)
 MAX_DELIMITER_LENGTH = 20
 """Maximum number of characters, since the delimiter repeats after every word."""
+DELIMITER = {"type": "string", "maxLength": MAX_DELIMITER_LENGTH}
+
+
+class TokenClassificationParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    return_probabilities: Probabilities = False
+    return_raw_logits: RawLogits = False
+    return_offsets_mapping: Annotated[
+        bool,
+        about("Give the first and last character of each token beside the predictions."),
+        by_flag("return_offsets_mapping"),
+    ] = False
+    aggregation_strategy: Annotated[
+        Strategy,
+        about("How tokens become entities; in the pipeline format."),
+        by_flag("aggregation_strategy"),
+    ] = "none"
+    ignore_labels: Annotated[Json, strings('Labels that are left out, "O" if not given; in the pipeline format.')] = (
+        None
+    )
+    delimiter: Annotated[
+        Json,
+        about(
+            "Joins the words of an instance; in the pipeline format.",
+            schema={"anyOf": [DELIMITER, array(DELIMITER, minItems=1, maxItems=1), {"type": "null"}]},
+        ),
+    ] = None
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+    stride: Stride = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenClassificationOptions:
-    """A request's parameters.
+    """The effect of a request's parameters.
 
     ``ignored`` [labels] masks the labels to omit in the pipeline format. Neighbouring windows share ``stride`` tokens.
     """
@@ -117,12 +186,60 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
     """
 
     name = "token_classification"
-    parameters = (
-        *("output_format", *LOGITS, "return_offsets_mapping"),
-        *(*PIPELINE_PARAMETERS, *TRUNCATION, "stride"),
-    )
+    options_type = TokenClassificationParameters
     switched_on_by = MappingProxyType({"offset_mapping": "return_offsets_mapping"})
     has_windows = True
+    purpose = "Marks names and places in a text"
+    examples = (
+        Example("as KServe", {"instances": [PERSON]}),
+        Example("as a pipeline", {"instances": [PERSON], "parameters": {"output_format": "pipeline"}}, "pipeline"),
+        Example(
+            "entities",
+            {"instances": [PERSON], "parameters": {"output_format": "pipeline", "aggregation_strategy": "simple"}},
+            "entities",
+        ),
+        Example(
+            "words, with the characters of each token",
+            {"instances": [{"words": ["Anna", "Smith"]}], "parameters": {"return_offsets_mapping": True}},
+            "words",
+        ),
+    )
+    demo = Demo("ner", PERSON, {"output_format": "pipeline", "aggregation_strategy": "simple"})
+    export_head = ExportHead("AutoModelForTokenClassification", {"logits": (BATCH, SEQUENCE, "num_labels")})
+    instance_schemas = (
+        {
+            "description": "A text, or its words; for token_classification.",
+            "anyOf": [
+                STRING,
+                TEXT_OBJECT,
+                WORDS_SCHEMA,
+                closed(["words"], words=WORDS_SCHEMA),
+                closed(["tokens"], tokens=WORDS_SCHEMA),
+            ],
+        },
+    )
+    info_schemas: ClassVar[Mapping[str, Schema]] = {
+        "labels": LABELS_SCHEMA,
+        "aggregation_strategy": {"type": "string", "description": "The default; for token_classification."},
+    }
+    prediction_schemas = (
+        {
+            "description": "The best label of each token, in one more list; for token_classification.",
+            **array(array(INTEGER), minItems=1, maxItems=1),
+        },
+        {
+            "description": "Probabilities or logits of each token by the label's number.",
+            **array({"type": "object", "additionalProperties": NUMBER, "minProperties": 1}),
+        },
+        {
+            "description": "Tokens in the pipeline format.",
+            **array(closed(["entity", "index", *SPAN], entity=STRING, index=INTEGER, **SPAN)),
+        },
+        {
+            "description": "Entities, with an aggregation_strategy.",
+            **array(closed(["entity_group", *SPAN], entity_group=STRING, **SPAN)),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -133,17 +250,21 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         self._ignored = {strategy: self._labels.ignored(IGNORED_LABELS, strategy) for strategy in STRATEGIES}
         self.outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
 
+    def info(self) -> dict[str, Json]:
+        labels = read_labels(self.settings.model_config)
+        given, _ = self.read(TokenClassificationParameters, {})
+        return {"labels": labels, "aggregation_strategy": given.aggregation_strategy}
+
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
-        checked, settings = Parameters(parameters, self.parameters), self.settings
-        form = read_form(checked, settings, PIPELINE_PARAMETERS)
-        if "stride" in checked and "truncation" in checked:
+        (given, present), settings = self.read(TokenClassificationParameters, parameters), self.settings
+        form = read_form(given, present, PIPELINE_PARAMETERS)
+        if given.stride is not None and given.truncation is not None:
             expected = "stride, which asks for windows, or truncation"
             raise InvalidInput(("parameters", "stride"), expected, "both")
-        strategy = cast(Strategy, checked.choice("aggregation_strategy", settings.aggregation_strategy, STRATEGIES))
-        ignore = checked.strings("ignore_labels", empty=True)
-        overflow = read_overflow(checked, "window" if "stride" in checked else settings.on_overflow)
-        stride = checked.integer("stride", default_stride(checked, settings), 0)
-        offsets = checked.flag("return_offsets_mapping", settings.return_offsets_mapping)
+        strategy, ignore = given.aggregation_strategy, read_strings("ignore_labels", given.ignore_labels, empty=True)
+        overflow = read_overflow(given, settings.on_overflow if given.stride is None else "window")
+        stride = default_stride(given, settings) if given.stride is None else given.stride
+        offsets = given.return_offsets_mapping
         detail = DETAIL if form == "pipeline" or offsets else PLAIN
         base = Tokenization(detail=True, windows=True, stride=stride) if overflow == "window" else detail
         return TokenClassificationOptions(
@@ -151,10 +272,10 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             overflow=overflow,
             stride=stride,
             offsets=offsets,
-            tokenization=read_tokenization(checked, base),
+            tokenization=read_tokenization(given, base),
             strategy=strategy,
             ignored=self._ignored[strategy] if ignore is None else self._labels.ignored(set(ignore), strategy),
-            delimiter=_read_delimiter(checked),
+            delimiter=_read_delimiter(given.delimiter),
         )
 
     def item(self, instance: Json, path: Path, options: TokenClassificationOptions) -> Sentence:
@@ -251,8 +372,8 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return (Tensor("offset_mapping", "INT64", data),)
 
 
-def _read_delimiter(parameters: Parameters) -> str | None:
-    delimiters = parameters.strings("delimiter")
+def _read_delimiter(value: Json) -> str | None:
+    delimiters = read_strings("delimiter", value)
     if delimiters is None:
         return None
     if len(delimiters) > 1 or len(delimiters[0]) > MAX_DELIMITER_LENGTH:

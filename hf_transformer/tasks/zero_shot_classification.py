@@ -5,24 +5,29 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, Path, TooLarge, describe
 from hf_transformer.tasks.base import Expansion, Outputs, Overflow, Task, TaskSettings
-from hf_transformer.tasks.labels import read_labels, text_logits
-from hf_transformer.tasks.long_texts import (
-    TRUNCATION,
-    WINDOWS,
-    WindowScore,
-    merge,
-    read_overflow,
-    read_window_score,
-    read_windows,
-)
+from hf_transformer.tasks.declaration import FULL_STRING, NUMBER, STRING, Demo, Example, Schema, array, closed
+from hf_transformer.tasks.labels import CLASSIFIER, read_labels, text_logits
+from hf_transformer.tasks.long_texts import merge, read_overflow, read_windows
 from hf_transformer.tasks.numerics import require_numbers, softmax
-from hf_transformer.tasks.parameters import Parameters, read_output_format
+from hf_transformer.tasks.options import (
+    Format,
+    MaxChunks,
+    MaxTokens,
+    Score,
+    Stride,
+    TaskParameters,
+    Truncation,
+    TruncationSide,
+    WindowScore,
+)
 from hf_transformer.tasks.tensors import TEXT, Field
+from hf_transformer.types.fields import about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
@@ -34,14 +39,35 @@ MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
 MAX_COMMAS = 2 * MAX_LABELS
 """Maximum number of parts of a string, some of which may be empty, before it is split."""
 INSTANCE = 'a string or {"sequence": string, "candidate_labels": list of strings}'
+MATCH = "The team won the match."
+LABELS_HELP = "Labels in a list, or with commas between; those of an instance go before those in parameters."
+LABELS_FORMS: Sequence[Schema] = (array(STRING, minItems=1, maxItems=MAX_LABELS), FULL_STRING, {"type": "null"})
+LABELS_SCHEMA: Schema = {"description": LABELS_HELP, "anyOf": LABELS_FORMS}
 SEQUENCE_NAMES = ("sequence", "sequences", "text")
 TRUNCATE_SEQUENCE = Tokenization(only_first=True)
 """Truncates only the sequence, to preserve the labels."""
 
 
+class ZeroShotParameters(TaskParameters):
+    """The parameters of a request."""
+
+    output_format: Format = "kserve"
+    candidate_labels: Annotated[Json, about(LABELS_HELP, schema={"anyOf": LABELS_FORMS})] = None
+    hypothesis_template: Annotated[
+        str | None, about(f'A text with {{}} in the place of the label; "{DEFAULT_TEMPLATE}" if not given.')
+    ] = None
+    multi_label: Annotated[bool, about("Whether several labels may fit, each with a score of its own.")] = False
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    max_tokens: MaxTokens = None
+    stride: Stride = None
+    window_score: Score = "max"
+    max_chunks_per_doc: MaxChunks = None
+
+
 @dataclass(frozen=True, slots=True)
 class ZeroShotOptions:
-    """A request's parameters.
+    """The effect of a request's parameters.
 
     ``labels`` apply to instances without labels. ``template`` is the result of ``split_template``.
     """
@@ -72,12 +98,44 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     """
 
     name = "zero_shot_classification"
-    parameters = (
-        *("output_format", "candidate_labels", "hypothesis_template", "multi_label"),
-        *(*TRUNCATION, *WINDOWS),
-    )
-    has_windows = True
+    options_type = ZeroShotParameters
+    has_windows = takes_pairs = True
+    special_tokens = 3
     fields = (Field("text", ("sequence", *TEXT.other_names)), Field("candidate_labels", many=True, optional=True))
+    purpose = "Sorts texts by labels of your own"
+    examples = (
+        Example(
+            "labels of your own (zero-shot)",
+            {"instances": [MATCH], "parameters": {"candidate_labels": ["politics", "sport", "cooking"]}},
+        ),
+        Example(
+            "several labels may fit",
+            {
+                "instances": [{"sequence": MATCH, "candidate_labels": ["sport", "victory"]}],
+                "parameters": {"multi_label": True, "hypothesis_template": "This text is about {}."},
+            },
+            "several",
+        ),
+    )
+    demo = Demo("nli", MATCH, {"candidate_labels": ["politics", "sport", "cooking"]})
+    export_head = CLASSIFIER
+    instance_schemas = (
+        {
+            "description": "A text, and labels where parameters have none; for zero_shot_classification. "
+            '"sequences" is another name of "sequence".',
+            "anyOf": [
+                FULL_STRING,
+                closed(["sequence"], sequence=FULL_STRING, candidate_labels=LABELS_SCHEMA),
+                closed(["text"], text=FULL_STRING, candidate_labels=LABELS_SCHEMA),
+            ],
+        },
+    )
+    prediction_schemas = (
+        {
+            "description": "The labels, the best first; for zero_shot_classification.",
+            **closed(["sequence", "labels", "scores"], sequence=STRING, labels=array(STRING), scores=array(NUMBER)),
+        },
+    )
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -91,19 +149,22 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         self._columns = [contradiction, entailment]
         self.outputs = (text_logits(count),)
 
+    @classmethod
+    def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
+        return {"sequence": text, "candidate_labels": ["science", "music", "politics"]}
+
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
-        checked = Parameters(parameters, self.parameters)
-        read_output_format(checked, self.settings)
-        template = checked.string("hypothesis_template")
-        labels = checked.get("candidate_labels")
-        overflow = read_overflow(checked, self.settings.on_overflow)
+        given, present = self.read(ZeroShotParameters, parameters)
+        template, labels = given.hypothesis_template, given.candidate_labels
+        overflow = read_overflow(given, self.settings.on_overflow)
+        most = given.max_chunks_per_doc
         return ZeroShotOptions(
             labels=None if labels is None else read_candidate_labels(labels, ("parameters",)),
             template=split_template(DEFAULT_TEMPLATE if template is None else template),
-            multi_label=checked.flag("multi_label", False),
+            multi_label=given.multi_label,
             overflow=overflow,
-            tokenization=read_windows(checked, self.settings, overflow, TRUNCATE_SEQUENCE),
-            window_score=read_window_score(checked),
+            tokenization=read_windows(given, present, self.settings, overflow, TRUNCATE_SEQUENCE, most=most),
+            window_score=given.window_score,
         )
 
     def item(self, instance: Json, path: Path, options: ZeroShotOptions) -> ZeroShotItem:

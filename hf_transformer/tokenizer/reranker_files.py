@@ -14,6 +14,8 @@ from pathlib import Path
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tasks.pair_template import ARCHITECTURES, PRESETS, PairTemplate, Reranker
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.tokenizer.sentence_transformers import LOGIT_SCORE, SETTINGS, read_modules, read_transformer
 from hf_transformer.types.request import Json
@@ -36,8 +38,8 @@ def implied_task(folder: Path, config: Mapping[str, Json], sentences: SentenceTr
     The config.json of a sentence-transformers model has the base model, as MPNetForMaskedLM in all-mpnet-base-v2.
     """
     if is_causal(config) and ("classifier_from_token" in config or _logit_score(folder) is not None):
-        return "rerank"
-    return "text_embedding" if sentences else None
+        return Rerank.name
+    return TextEmbedding.name if sentences else None
 
 
 def score_tokens(folder: Path, config: Mapping[str, Json]) -> tuple[int | str, ...]:

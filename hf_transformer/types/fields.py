@@ -183,13 +183,11 @@ class Form(Generic[Kind]):
             if ignored is not None:
                 ignored += unknown
         sent = payload
-        if not payload.keys().isdisjoint(self._also):
+        if not payload.keys().isdisjoint(self._special):
             payload = self._renamed(payload, path)
-        if not payload.keys().isdisjoint(self._only):
             for name, meta in self._only.items():
                 if name in payload:
                     _check_only(meta, payload[name], (*path, name))
-        if not payload.keys().isdisjoint(self._instead):
             self._check_instead(sent, path)
         try:
             return convert(payload, self.kind)
@@ -198,8 +196,11 @@ class Form(Generic[Kind]):
 
     def options(self, body: Kind) -> dict[str, Json]:
         """The task's parameters of a body: the fields that have one, and a value."""
-        values = {parameter: getattr(body, field) for field, parameter in self.parameters.items()}
-        return {name: value for name, value in values.items() if value is not None}
+        return {
+            parameter: value
+            for field, parameter in self.parameters.items()
+            if (value := getattr(body, field)) is not None
+        }
 
     def client_names(self, payload: Mapping[str, Json]) -> Names:
         """The client's names of the task's parameters, for errors about their values (``Context.field_names``)."""

@@ -13,7 +13,7 @@ import pytest
 from hf_transformer.api.openai import chat, completions, responses
 from hf_transformer.generation.build import make_generator
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.task import FORM
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.predictor.base import Outputs
 from hf_transformer.types.tensors import ModelSpec
 from tests.api.generating import PROMPT, Exchange, ServedModel, served_model
@@ -144,7 +144,7 @@ def request(random: Random) -> tuple[str, bytes]:
     match random.choice(("v1", "generate", "generate_stream", "completions", "chat/completions", "responses")):
         case "v1":
             path, more = "/v1/models/gpt2:predict", dict[str, str]()
-            usual = {"instances": f"[{prompt}]", "parameters": object_of(parameters(FORM.names))}
+            usual = {"instances": f"[{prompt}]", "parameters": object_of(parameters(TextGeneration.parameters))}
         case "completions" as route:
             path, more = f"/openai/v1/{route}", parameters(completions.FORM.names)
             usual = {"prompt": random.choice((prompt, "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))}
@@ -155,7 +155,7 @@ def request(random: Random) -> tuple[str, bytes]:
             path, more = f"/openai/v1/{route}", parameters(responses.FORM.names)
             usual = {"input": random.choice((prompt, f'[{{"role":"user","content":{prompt}}}]'))}
         case route:
-            path, more = f"/v2/models/gpt2/{route}", parameters((*FORM.names, *OF_BACKENDS))
+            path, more = f"/v2/models/gpt2/{route}", parameters((*TextGeneration.parameters, *OF_BACKENDS))
             usual = {"text_input": prompt}
     usual = {name: value if random.random() < 0.95 else anything(random) for name, value in usual.items()}
     named = {"model": '"gpt2"'} if "openai" in path else {}

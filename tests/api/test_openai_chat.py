@@ -374,7 +374,8 @@ async def test_a_chat_that_the_model_can_t_answer_is_refused_before_its_template
         assert (await refused(made, status, **fields))[1] == param
 
 
-SCHEMAS = yaml.safe_load((files("hf_transformer.api") / "openapi.yaml").read_text())["components"]["schemas"]
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SCHEMAS = yaml.load((files("hf_transformer.api") / "openapi.yaml").read_text(), LOADER)["components"]["schemas"]
 FULL: dict[str, Any] = {
     "messages": [
         {

@@ -17,10 +17,11 @@ import pytest
 import yaml
 
 from hf_transformer.commands.export.command import commands, manifest, parse
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE, GraphTensor, config_pbtxt
+from hf_transformer.commands.export.config_pbtxt import MASKS, GraphTensor, config_pbtxt
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.tasks.declaration import BATCH, DECODED, SEQUENCE
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.deploy.manifests import messages

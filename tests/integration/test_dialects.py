@@ -101,7 +101,7 @@ COHERE_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"images": ["data:"]}, "images: expected [], got a list; the model reads texts"),
     ({"output_dimension": 0}, "output_dimension: expected 1 or more, got 0"),
     ({"output_dimension": 12, "embedding_types": ["binary"]}, "embedding_types: expected another type for vectors"),
-    ({"normalize": True}, "normalize: expected one of model"),
+    ({"normalize": True}, "normalize: expected one of inputs, output_dimension"),
     ({"truncate": "MIDDLE"}, "truncate: expected"),
     ({"priority": 1000}, "priority: expected a number from 0 to 999, got 1000"),
     ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, 'inputs[0].content[0].type: expected "text"'),

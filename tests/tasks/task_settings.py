@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +15,12 @@ from hf_transformer.types.tokenization import Encoding
 ENCODING = Encoding([1, 2, 3], [0, 0, 0])
 
 
-def settings(config: dict[str, Json] | None = None, **options: Any) -> TaskSettings:
-    """The settings of a model with this config.json, for tasks that use no tokenizer."""
-    return TaskSettings(config or {}, cast(TaskTokenizer, None), **options)
+def settings(config: dict[str, Json] | None = None, vocabulary: Any = None, **options: Any) -> TaskSettings:
+    """The settings of a model with this config.json. Options are fields, or flags that give defaults of parameters."""
+    names = {field.name for field in fields(TaskSettings)}
+    flags = {name: value for name, value in options.items() if name not in names}
+    given = {name: value for name, value in options.items() if name in names}
+    return TaskSettings(config or {}, cast(TaskTokenizer, vocabulary), flags, **given)
 
 
 def named(*labels: str, **more: Json) -> dict[str, Json]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,8 +10,9 @@ import pytest
 
 from hf_transformer.core.contract import fit_signature, role_from_numbered_name
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.tasks.base import LOGITS, SentenceTransformers, TaskSettings, TaskTokenizer
+from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, TaskTokenizer
 from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.tasks.options import LOGITS
 from hf_transformer.tasks.reduced import ReducedClassification, ReducedEmbedding, ReducedFillMask, fit_reduced
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
@@ -120,7 +120,7 @@ def test_the_names_of_the_outputs_choose_the_reader(tokenizer: Tokenizer, task: 
 def test_a_flag_for_logits_needs_a_model_with_logits(
     tokenizer: Tokenizer, task: Any, names: Any, flag: str, answers: str
 ) -> None:
-    settings = replace(TaskSettings(named("a", "b"), tokenizer), **cast(Any, {flag: True}))
+    settings = TaskSettings(named("a", "b"), tokenizer, {flag: True})
     assert type(fit_reduced(task(settings), ("logits",))) is task
     with pytest.raises(ConfigError, match=rf"^--{flag}: .*{answers} alone"):
         fit_reduced(task(settings), names)

@@ -13,7 +13,7 @@ import pytest
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
-from hf_transformer.tasks.base import Task, TaskSettings
+from hf_transformer.tasks.base import Task
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
@@ -170,7 +170,7 @@ MODELS: dict[str, tuple[str, Mapping[str, Json], Any]] = {
 
 def make(name: str, **flags: Any) -> Task[Any, Any, Any]:
     task: Any = find_task(name, {}, ALL_TASKS)
-    return task(TaskSettings(dict(MODELS[name][1]), tokenizer(), max_length=LENGTH, **flags))  # type: ignore[no-any-return]
+    return task(settings(dict(MODELS[name][1]), tokenizer(), max_length=LENGTH, **flags))  # type: ignore[no-any-return]
 
 
 def replaced(instance: Json, text: str) -> Json:

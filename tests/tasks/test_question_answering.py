@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from hf_transformer.core.contract import ContractError, fit_signature
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.question_answering import QuestionAnswering, SpanMapper, best_spans, probabilities
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import Array, ModelSpec, TensorSpec
 from hf_transformer.types.tokenization import Encoding
 from tests.support.triton_repository import task_model_folder
+from tests.tasks.task_settings import settings
 
 FOLDER = task_model_folder("squad")
 CONFIG = json.loads((FOLDER / "config.json").read_text())
@@ -40,8 +40,8 @@ def padded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_tokenizer(folder, CONFIG)
 
 
-def task_of(tokenizer: Tokenizer, **settings: Any) -> QuestionAnswering:
-    return QuestionAnswering(TaskSettings(CONFIG, tokenizer, max_length=tokenizer.max_length, **settings))
+def task_of(tokenizer: Tokenizer, **options: Any) -> QuestionAnswering:
+    return QuestionAnswering(settings(CONFIG, tokenizer, max_length=tokenizer.max_length, **options))
 
 
 def ask(

@@ -11,7 +11,7 @@ import pytest
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
-from hf_transformer.tasks.parameters import MAX_PROMPT_LENGTH
+from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.pooling import POOLING, hidden_axis, pool
 from hf_transformer.tasks.text_embedding import Scale, TextEmbedding
 from hf_transformer.tokenizer.sentence_transformers import POOLING_FLAGS

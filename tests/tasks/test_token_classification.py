@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.entities import STRATEGIES, merge_entities
 from hf_transformer.tasks.token_classification import TokenClassification, WindowShape, window_parts
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.types.tokenization import Encoding, Tokenization, Words
-from tests.tasks.task_settings import named
+from tests.tasks.task_settings import named, settings
 
 NAMES = ("O", "B-PER", "I-PER", "E-PER", "LOC")
 O, B, I, E, LOC = range(5)  # noqa: E741
@@ -45,7 +44,7 @@ class Lexicon:
 
 def make_task(**options: Any) -> TokenClassification:
     lexicon: Any = Lexicon(options.pop("marks_subwords", True))
-    return TokenClassification(TaskSettings(model_config=named(*NAMES), vocabulary=lexicon, **options))
+    return TokenClassification(settings(named(*NAMES), lexicon, **options))
 
 
 def logits(labels: Sequence[int], shares: Sequence[float]) -> Any:
@@ -92,14 +91,8 @@ def test_each_strategy_groups_tokens_to_entities(strategy: str, expected: Any) -
 def test_a_label_named_o_with_a_prefix_is_an_entity(strategy: str) -> None:
     names = ("O", "B-O", "I-O", "S-O", "LOC")
     lexicon: Any = Lexicon()
-    chosen: Any = strategy
     task = TokenClassification(
-        TaskSettings(
-            model_config=named(*names),
-            vocabulary=lexicon,
-            output_format="pipeline",
-            aggregation_strategy=chosen,
-        )
+        settings(named(*names), lexicon, output_format="pipeline", aggregation_strategy=strategy)
     )
     # B-O I-O O: the tokens outside end the entity. The subword ##son has the label of its word.
     rows = logits([names.index(name) for name in ("O", "B-O", "I-O", "I-O", "O", "I-O", "O", "S-O", "O")], (0.9,) * 9)

@@ -41,6 +41,9 @@ from hf_transformer.api.errors import expect_types
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
     TRUNCATES,
+    Dimensions,
+    MaxTokens,
+    Purpose,
     Truncate,
     Unused,
     read_purpose,
@@ -51,7 +54,8 @@ from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.quantization import BYTES, quantize
-from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES, TextEmbedding
 from hf_transformer.types.fields import NO_EFFECT, Form, Natural, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query, RequestBudget
@@ -68,9 +72,7 @@ class CohereEmbedRequest(ModelBody, kw_only=True):
     texts: Annotated[NonEmpty[Json] | None, about("The texts.", expected="a list of texts", shown=(NonEmpty[str],))] = (
         None
     )
-    input_type: Annotated[
-        str | None, about("The purpose of the texts, which chooses the prompt: search_query, search_document, ...")
-    ] = None
+    input_type: Purpose = None
     embedding_types: Annotated[
         VectorType | NonEmpty[VectorType] | None, about("Types of vectors in the answer; floats by default.")
     ] = None
@@ -84,10 +86,8 @@ class CohereEmbedV2Request(CohereEmbedRequest):
         list[Json] | None,
         about("Texts in parts.", expected="a list of objects", instead_of="texts", shown=(list[Content],)),
     ] = None
-    output_dimension: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = (
-        None
-    )
-    max_tokens: Annotated[Positive | None, about("A length below the model's.", parameter="max_tokens")] = None
+    output_dimension: Dimensions = None
+    max_tokens: MaxTokens = None
 
 
 class CohereRerankRequest(ModelBody):
@@ -201,7 +201,7 @@ class CohereRanking(Struct):
 
 
 ROUTES = (
-    typed_route("/v1/embed", "cohere", EMBED, ("text_embedding",), embed, render_message, CohereEmbeddings),
-    typed_route("/v2/embed", "cohere", EMBED_V2, ("text_embedding",), embed, render_message, CohereEmbeddings),
-    typed_route("/v2/rerank", "cohere", RERANK, ("rerank",), rerank_v2, render_message, CohereRanking),
+    typed_route("/v1/embed", "cohere", EMBED, (TextEmbedding.name,), embed, render_message, CohereEmbeddings),
+    typed_route("/v2/embed", "cohere", EMBED_V2, (TextEmbedding.name,), embed, render_message, CohereEmbeddings),
+    typed_route("/v2/rerank", "cohere", RERANK, (Rerank.name,), rerank_v2, render_message, CohereRanking),
 )

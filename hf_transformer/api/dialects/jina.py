@@ -17,8 +17,10 @@ from hf_transformer.api.documents import TextObject, VectorList, plain_texts, to
 from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
+    Dimensions,
     LongTextBody,
     Precision,
+    Purpose,
     Unused,
     read_precision,
     read_purpose,
@@ -27,8 +29,8 @@ from hf_transformer.api.retrieval import (
 )
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path
-from hf_transformer.tasks.text_embedding import MULTI_VECTOR
-from hf_transformer.types.fields import Form, NonEmpty, Positive, about
+from hf_transformer.tasks.text_embedding import MULTI_VECTOR, TextEmbedding
+from hf_transformer.types.fields import Form, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
 
@@ -38,9 +40,9 @@ class MultiVectorRequest(LongTextBody):
         str | NonEmpty[Json],
         about("A text or a list of texts.", expected=TEXTS_OR_IDS, shown=(str, NonEmpty[str | TextObject])),
     ]
-    input_type: Annotated[str | None, about("The purpose of the texts: query, document.")] = None
+    input_type: Purpose = None
     embedding_type: Annotated[Precision | Literal["base64"] | None, about("The type of a vector's numbers.")] = None
-    dimensions: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = None
+    dimensions: Dimensions = None
     user: Unused = None
 
 
@@ -72,6 +74,6 @@ def _refuse_ids(ids: list[Json], path: Path) -> Json:
 
 ROUTES = (
     typed_route(
-        "/v1/multi-vector", "jina", MULTI_VECTORS, ("text_embedding",), multi_vector, render_detail, VectorList
+        "/v1/multi-vector", "jina", MULTI_VECTORS, (TextEmbedding.name,), multi_vector, render_detail, VectorList
     ),
 )

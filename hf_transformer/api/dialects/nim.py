@@ -24,6 +24,7 @@ from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import TRUNCATES, Truncate, Unused
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.types.fields import Form, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH
@@ -82,4 +83,4 @@ def read_text(value: Json, path: Path) -> str:
     return str(expect(value["text"], str, (*path, "text"), "a string"))
 
 
-ROUTES = (typed_route("/v1/ranking", "nim", RANKING, ("rerank",), ranking, render_detail, Rankings),)
+ROUTES = (typed_route("/v1/ranking", "nim", RANKING, (Rerank.name,), ranking, render_detail, Rankings),)

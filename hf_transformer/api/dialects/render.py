@@ -19,7 +19,6 @@ import orjson
 from msgspec import field
 
 from hf_transformer.api.bodies import (
-    GENERATION,
     TEXTS_OR_IDS,
     OpenModelBody,
     choose_model,
@@ -37,6 +36,7 @@ from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
@@ -157,7 +157,7 @@ FINAL_ONLY, DELTA = 2, 1
 def _choose(service: Service, call: Call, body: RenderBody) -> GenerativeModel:
     """Returns the model that a body names. Raises RequestError."""
     name = _served_name(service.models, body.model)
-    return generative(choose_model(service, call, name, GENERATION), "render")
+    return generative(choose_model(service, call, name, GENERATIVE), "render")
 
 
 def _served_name(models: Models, name: str | None) -> str | None:
@@ -367,7 +367,7 @@ ROUTES = tuple(
         handle=handle,
         render_error=render_error,
         form=form,
-        tasks=GENERATION,
+        tasks=GENERATIVE,
         answers=(answer,),
     )
     for path, handle, form, answer in (

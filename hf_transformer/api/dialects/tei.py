@@ -66,22 +66,27 @@ from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop
 from hf_transformer.api.tokenize import decode as detokenize
 from hf_transformer.errors import EmptyList, FieldError, InvalidInput, Path
 from hf_transformer.protocol.server_codec import note_ignored
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.labels import score_label
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.similarity import compare
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
+from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.types.fields import Form
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Encoding
 
-EMBEDDING, CLASSES = ("text_embedding",), ("sequence_classification", "rerank")
+EMBEDDING, CLASSES = (TextEmbedding.name,), (SequenceClassification.name, Rerank.name)
 HUGGING_FACE_CLIENT = b"@huggingface/inference/"
 """User agent of the inference API's client for JavaScript. It sends no ``parameters`` unless its user sets some, and
 refuses text-embeddings-inference's form."""
 HUGGING_FACE: Mapping[str, Mapping[str, Json]] = {
-    "sequence_classification": {},
-    "token_classification": {"aggregation_strategy": "simple"},
+    SequenceClassification.name: {},
+    TokenClassification.name: {"aggregation_strategy": "simple"},
 }
 """The inference API's defaults that differ, by task."""
 SPARSE_SIZE = 12_000
@@ -157,7 +162,7 @@ async def embed(ask: Ask, body: TeiEmbedRequest) -> Result:
 async def embed_all(ask: Ask, body: TeiEmbedAllRequest) -> Result:
     """Returns a vector per token: of the model's last layer, or projected and normalized ones where it has these."""
     options = read_options(EMBED_ALL, body)
-    if ask.model.task.name == "feature_extraction":
+    if ask.model.task.name == FeatureExtraction.name:
         if options.pop("prompt_name", None) is not None:
             note_ignored("prompt_name", ask.context.ignored)
         vectors, counts = await _vectors(ask, body.inputs, options)
@@ -221,7 +226,7 @@ async def rerank(ask: Ask, body: TeiRerankRequest) -> Result:
 
 async def predict(ask: Ask, body: TeiPredictRequest) -> Result:
     """Returns the scores of all labels for each text or pair, the best first."""
-    classifies = ask.model.task.name == "sequence_classification"
+    classifies = ask.model.task.name == SequenceClassification.name
     if classifies and (parameters := ask.parameters(body.parameters)) is not None:
         return await _pipeline(ask, body.inputs, parameters)
     sequences, is_single = read_sequences(body.inputs, ask.budget)
@@ -264,11 +269,11 @@ async def _pipeline(ask: Ask, inputs: Json, parameters: Mapping[str, Json]) -> R
     is_single = not isinstance(inputs, list)
     # The task's parameters are no fields of their own here.
     ask.context.field_names = Names(SINGLE_INPUT if is_single else {})
-    classifies = ask.model.task.name == "sequence_classification"
+    classifies = ask.model.task.name == SequenceClassification.name
     defaults = {"output_format": "pipeline", **({"top_k": None} if classifies else {})}
     answers = await ask.predict(instances, defaults | dict(parameters))
     predictions = answers.predictions
-    if ask.model.task.name == "zero_shot_classification":
+    if ask.model.task.name == ZeroShotClassification.name:
         predictions = [
             [{"label": label, "score": score} for label, score in zip(one["labels"], one["scores"], strict=True)]
             for one in predictions
@@ -286,16 +291,16 @@ async def by_kind(ask: Ask, body: TeiKindRequest) -> Result:
 def _kind(model: Model, body: TeiKindRequest) -> tuple[Form[Any], Run]:
     """Returns the route of a model's kind."""
     task, predicts = model.task.name, (PREDICT, predict)
-    if task == "text_embedding":
+    if task == TextEmbedding.name:
         if isinstance(body.inputs, dict):
             return SIMILARITY, similarity
         runs: Mapping[str, tuple[Form[Any], Run]]
         runs = {SPARSE: (EMBED_ALL, embed_sparse), MULTI_VECTOR: (EMBED_ALL, embed_all)}
         return runs.get(representations(model)[0], (EMBED, embed))
     runs = {
-        "rerank": (RERANK, rerank) if body.inputs is None else predicts,
-        "sequence_classification": predicts,
-        "feature_extraction": (EMBED_ALL, embed_all),
+        Rerank.name: (RERANK, rerank) if body.inputs is None else predicts,
+        SequenceClassification.name: predicts,
+        FeatureExtraction.name: (EMBED_ALL, embed_all),
     }
     return runs.get(task, (KIND, pipeline))
 
@@ -399,10 +404,10 @@ def _route(path: str, form: Form[Any], tasks: tuple[str, ...], run: Run, *answer
 _dialect_route = partial(DialectRoute, dialect="tei", render_error=render_error, status=status_of)
 ROUTES = (
     _route("/embed", EMBED, EMBEDDING, embed, list[list[float]]),
-    _route("/embed_all", EMBED_ALL, (*EMBEDDING, "feature_extraction"), embed_all, list[list[list[float]]]),
+    _route("/embed_all", EMBED_ALL, (*EMBEDDING, FeatureExtraction.name), embed_all, list[list[list[float]]]),
     _route("/embed_sparse", EMBED_ALL, EMBEDDING, embed_sparse, list[list[TeiWeight]]),
     _route("/similarity", SIMILARITY, EMBEDDING, similarity, list[float]),
-    _route("/rerank", RERANK, ("rerank",), rerank, list[TeiRank]),
+    _route("/rerank", RERANK, (Rerank.name,), rerank, list[TeiRank]),
     _route("/predict", PREDICT, CLASSES, predict, list[TeiLabel], list[list[TeiLabel]]),
     _route("/tokenize", TOKENIZE, ALL, tokenize, list[list[TeiToken]]),
     _route("/decode", DECODE, ALL, decode, list[str]),

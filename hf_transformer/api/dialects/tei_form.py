@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from hf_transformer.api.bodies import TEXT_OR_IDS, OpenModelBody
 from hf_transformer.api.errors import expect_types
-from hf_transformer.api.retrieval import Side
+from hf_transformer.api.retrieval import Dimensions, PromptName, Side
 from hf_transformer.errors import (
     EmptyList,
     FieldError,
@@ -33,7 +33,7 @@ from hf_transformer.errors import (
 )
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.similarity import SparseVector
-from hf_transformer.types.fields import Form, Natural, NonEmpty, OpenBody, Positive, about
+from hf_transformer.types.fields import Form, Natural, NonEmpty, OpenBody, about
 from hf_transformer.types.http import HeaderLines
 from hf_transformer.types.request import Context, Json, RequestBudget
 
@@ -60,7 +60,7 @@ class TeiTruncation(OpenModelBody, kw_only=True):
 
 
 class TeiPrompt(TeiTruncation, kw_only=True):
-    prompt_name: Annotated[str | None, about("One of the model's prompts.", parameter="prompt_name")] = None
+    prompt_name: PromptName = None
 
 
 class TeiEmbedAllRequest(TeiPrompt, kw_only=True):
@@ -76,7 +76,7 @@ class TeiEmbedAllRequest(TeiPrompt, kw_only=True):
 
 class TeiEmbedRequest(TeiEmbedAllRequest):
     normalize: Annotated[bool, about("Vectors with a length of 1.", parameter="normalize")] = True
-    dimensions: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = None
+    dimensions: Dimensions = None
 
 
 class Sentences(OpenBody):
@@ -111,7 +111,7 @@ class TeiTokenizeRequest(OpenModelBody):
         about("A text or a list of texts.", expected="a text or a list of texts", shown=(str, NonEmpty[str])),
     ]
     add_special_tokens: Annotated[bool | None, about("The special tokens.", parameter="add_special_tokens")] = None
-    prompt_name: Annotated[str | None, about("One of the model's prompts.", parameter="prompt_name")] = None
+    prompt_name: PromptName = None
 
 
 class TeiDecodeRequest(OpenModelBody):

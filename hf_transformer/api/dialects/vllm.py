@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from hf_transformer.api.bodies import GENERATION, TEXTS_OR_IDS, ModelBody, read_texts, rename_fields
+from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, read_texts, rename_fields
 from hf_transformer.api.call import Call
 from hf_transformer.api.chat_tools import Tools
 from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
@@ -30,8 +30,9 @@ from hf_transformer.api.documents import SINGLE_INPUT, Content, read_document, r
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
+    Dimensions,
     EmbedDtype,
-    Encoding,
+    EncodingFormat,
     Endianness,
     LongTextBody,
     Padding,
@@ -48,15 +49,19 @@ from hf_transformer.api.retrieval import (
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.generation.task import GENERATIVE
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.labels import read_labels
-from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
-from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, TextEmbedding
+from hf_transformer.types.fields import Form, Natural, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, Names
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Tokenization
 
-SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = "sequence_classification", "text_embedding", "feature_extraction"
+SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = SequenceClassification.name, TextEmbedding.name, FeatureExtraction.name
 POOLING: Mapping[str, Mapping[str, str]] = {
     EMBEDDING: {"embed": DENSE, "token_embed": MULTI_VECTOR},
     TOKENS: {"token_embed": ""},
@@ -168,8 +173,8 @@ class PoolingRequest(InputBody):
     task: Annotated[
         Literal["embed", "token_embed", "classify"] | None, about("The kind of vectors; the model's by default.")
     ] = None
-    encoding_format: Annotated[Encoding, about("The form of vectors: arrays of numbers, or base64.")] = "float"
-    dimensions: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = None
+    encoding_format: EncodingFormat = "float"
+    dimensions: Dimensions = None
     normalize: Annotated[
         bool | None, about("use_activation of older versions, for vectors.", parameter="normalize")
     ] = None
@@ -369,11 +374,11 @@ def _route(
 
 
 ROUTES = (
-    *[_route(path, SCORE, ("rerank",), score) for path in ("/score", "/v1/score")],
+    *[_route(path, SCORE, (Rerank.name,), score) for path in ("/score", "/v1/score")],
     *[_route(path, CLASSIFY, (SEQUENCE_CLASSIFICATION,), classify) for path in ("/classify", "/v1/classify")],
     *[_route(path, POOL, tuple(POOLING), pooling) for path in ("/pooling", "/v1/pooling")],
     _route("/tokenize", TOKENIZE_PROMPT, ALL, tokenize_prompt, TokenizeResponse),
     _route("/tokenize", TOKENIZE_CHAT, ALL, tokenize_chat, TokenizeResponse),
     _route("/detokenize", DETOKENIZE, ALL, detokenize, DetokenizeResponse),
-    _route("/generative_scoring", generative_scoring.FORM, GENERATION, generative_scoring.score),
+    _route("/generative_scoring", generative_scoring.FORM, GENERATIVE, generative_scoring.score),
 )

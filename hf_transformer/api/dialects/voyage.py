@@ -23,8 +23,10 @@ from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.errors import expect_items
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
-    Encoding,
+    Dimensions,
+    EncodingFormat,
     Precision,
+    Purpose,
     Unused,
     read_precision,
     read_purpose,
@@ -33,8 +35,8 @@ from hf_transformer.api.retrieval import (
 )
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import Path
-from hf_transformer.tasks.text_embedding import DENSE
-from hf_transformer.types.fields import Form, NonEmpty, Positive, about, only
+from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
+from hf_transformer.types.fields import Form, NonEmpty, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH
 from hf_transformer.types.request import Json, Query
@@ -48,14 +50,12 @@ class ContextualizedRequest(ModelBody):
         NonEmpty[Json],
         about("Documents in chunks.", expected="a list of lists of texts", shown=(NonEmpty[NonEmpty[str]],)),
     ]
-    input_type: Annotated[str | None, about("The purpose of the texts: query, document.")] = None
-    output_dimension: Annotated[Positive | None, about("Leading components of a vector.", parameter="dimensions")] = (
-        None
-    )
+    input_type: Purpose = None
+    output_dimension: Dimensions = None
     output_dtype: Annotated[
         Precision | None, about("The type of a vector's numbers; binary and ubinary have a bit each.")
     ] = None
-    encoding_format: Annotated[Encoding, about("The form of vectors: arrays of numbers, or base64.")] = "float"
+    encoding_format: EncodingFormat = "float"
     enable_auto_chunking: Annotated[Json, only(False, because="the client divides a document")] = None
     user: Unused = None
 
@@ -93,7 +93,7 @@ ROUTES = (
         "/v1/contextualizedembeddings",
         "voyage",
         CONTEXTUALIZED,
-        ("text_embedding",),
+        (TextEmbedding.name,),
         contextualized,
         render_detail,
         VectorList,

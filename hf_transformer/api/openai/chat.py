@@ -21,7 +21,7 @@ from typing import Annotated, Final, TypeVar
 
 import orjson
 
-from hf_transformer.api.bodies import GENERATION, choose_model, read_declared
+from hf_transformer.api.bodies import choose_model, read_declared
 from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.chat_tools import Tools, read_tools
 from hf_transformer.api.chats import Messages, TemplateVariables, render_prompt, require_template
@@ -41,6 +41,7 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.parameters import NewTokens, TopTokens
 from hf_transformer.generation.sampling import Named, read_sampling
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.generation.tools import ForcedCallParser, ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.types.fields import Form, about, only
@@ -82,7 +83,7 @@ FORM: Final = Form(ChatRequest)
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
     body = read_declared(call, FORM)
-    model = generative(choose_model(service, call, body.model, GENERATION), "chat/completions")
+    model = generative(choose_model(service, call, body.model, GENERATIVE), "chat/completions")
     answer, stream = await prepare(call, model, body, FORM.aliases(call.json()), ChatAnswer)
     return answer if stream else await answer.whole()
 

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import orjson
 
-from hf_transformer.api.bodies import GENERATION, TEXTS_OR_IDS, choose_model, read_declared, read_texts
+from hf_transformer.api.bodies import TEXTS_OR_IDS, choose_model, read_declared, read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.openai.generation import (
     DEFAULTS,
@@ -31,7 +31,7 @@ from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path
 from hf_transformer.generation.parameters import TopTokens
 from hf_transformer.generation.sampling import read_sampling
-from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.task import GENERATIVE, TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.types.fields import Form, Natural, Positive, about, only
@@ -70,7 +70,7 @@ FORM: Final = Form(CompletionRequest)
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
     body = read_declared(call, FORM)
-    model = generative(choose_model(service, call, body.model, GENERATION), "completions")
+    model = generative(choose_model(service, call, body.model, GENERATIVE), "completions")
     task = model.task
     sampling = _read_sampling(body, task)
     stream, usage = read_stream(body)

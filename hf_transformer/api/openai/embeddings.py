@@ -26,8 +26,10 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.documents import SINGLE_INPUT, TextObject, plain_texts, to_base64
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
-    Encoding,
+    EncodingFormat,
+    MaxTokens,
     Precision,
+    PromptName,
     Unused,
     VectorBody,
     read_precision,
@@ -58,7 +60,7 @@ class EmbeddingsRequest(VectorBody):
             shown=(str, NonEmpty[str | TextObject], NonEmpty[int], NonEmpty[list[int]]),
         ),
     ]
-    encoding_format: Annotated[Encoding, about("The form of vectors: arrays of numbers, or base64.")] = "float"
+    encoding_format: EncodingFormat = "float"
     dimensions: Annotated[
         Positive | None, about("Leading components of a vector.", also=("output_dimension",), parameter="dimensions")
     ] = None
@@ -87,8 +89,8 @@ class EmbeddingsRequest(VectorBody):
         about("The purpose of the texts, which chooses the prompt: query, document, passage, ...", also=("task",)),
     ] = None
     prompt: Annotated[str | None, about("A text before each text.", parameter="prompt")] = None
-    prompt_name: Annotated[str | None, about("One of the model's prompts.", parameter="prompt_name")] = None
-    max_tokens: Annotated[Positive | None, about("A length below the model's.", parameter="max_tokens")] = None
+    prompt_name: PromptName = None
+    max_tokens: MaxTokens = None
     stride: Annotated[Natural | None, about("Tokens that neighbouring windows share.", parameter="stride")] = None
     late_chunking: Annotated[bool, about("The texts as chunks of one, embedded in one pass.")] = False
     modality: Annotated[Json, only("text", because="the model reads texts")] = None

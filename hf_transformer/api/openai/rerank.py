@@ -32,7 +32,7 @@ from hf_transformer.api.documents import (
     render_results,
 )
 from hf_transformer.api.responses import reply_arrays
-from hf_transformer.api.retrieval import PairBody, read_pair_options
+from hf_transformer.api.retrieval import PairBody, PromptName, read_pair_options
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
@@ -55,7 +55,7 @@ class RerankRequest(PairBody):
     rank_fields: Annotated[str | NonEmpty[str] | None, about("Fields of an object that are its text.")] = None
     raw_scores: Annotated[bool | None, about("Logits as scores.", parameter="raw_scores")] = None
     prompt: Annotated[str | None, about("A text before the query.", parameter="prompt")] = None
-    prompt_name: Annotated[str | None, about("One of the model's prompts.", parameter="prompt_name")] = None
+    prompt_name: PromptName = None
     max_tokens: Annotated[Positive | None, about("A length of pairs below the model's.", parameter="max_tokens")] = None
     truncate_document: Annotated[
         bool | None, about("Truncation of documents alone.", parameter="truncate_document")

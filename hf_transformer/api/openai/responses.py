@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import orjson
 from msgspec import Meta, field
 
-from hf_transformer.api.bodies import GENERATION, choose_model, read_declared
+from hf_transformer.api.bodies import choose_model, read_declared
 from hf_transformer.api.call import Call, new_request_id
 from hf_transformer.api.chat_tools import FunctionName, without_nulls
 from hf_transformer.api.chats import TEXT_ONLY, TemplateVariables
@@ -42,6 +42,7 @@ from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, Path, RequestError, describe, show_path
 from hf_transformer.generation.parameters import NewTokens, TopTokens
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.generation.types import Piece
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.types.fields import NO_EFFECT, Body, Form, OpenBody, about, only, read_value
@@ -238,7 +239,7 @@ FORM, FLAT_TOOL = Form(ResponsesRequest), Form(FlatTool)
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
     body = read_declared(call, FORM)
-    model = generative(choose_model(service, call, body.model, GENERATION), "responses")
+    model = generative(choose_model(service, call, body.model, GENERATIVE), "responses")
     messages, calls = _read_input(body.input, body.instructions, call.context.ignored)
     asked = ChatRequest(
         **{name: getattr(body, name) for name in GenerationBody.__struct_fields__},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ import orjson
 
 from hf_transformer.commands.bench.load import Target
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.generation.task import TASK_CLASSES
+from hf_transformer.tasks.base import Servable
 from hf_transformer.types.request import Json
 
 WORDS: Final = (
@@ -23,12 +25,6 @@ WORDS: Final = (
     "time state world life day house night music science city river language question answer winter market doctor"
 ).split()
 """Frequent English words, mostly single tokens."""
-FORMS: Final[Mapping[str, Callable[[str], Json]]] = {
-    "question_answering": lambda text: {"question": "Where is it?", "context": text},
-    "rerank": lambda text: {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]},
-    "zero_shot_classification": lambda text: {"sequence": text, "candidate_labels": ["science", "music", "politics"]},
-}
-"""Functions that convert a text to an instance, for tasks with objects as instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +57,10 @@ def make_plan(server: Target, texts: Sequence[Json], flags: Namespace, model: st
     status, info = server.ask(f"/v1/models/{name}/info")
     if status != 200:
         raise LoadError(f"GET /v1/models/{name}/info failed with status {status}: {str(info)[:200]}")
-    mask, form = info.get("mask_token"), FORMS.get(info["task"])
-    if mask and mask not in str(texts[0]):
-        texts = [f"{text} {mask}." for text in texts]
-    instances = [form(text) if form and isinstance(text, str) else text for text in texts]
+    trial, mask = TASK_CLASSES.get(info["task"], Servable).trial_instance, info.get("mask_token")
+    if mask and mask in str(texts[0]):  # the texts have their own masks
+        mask = None
+    instances = [trial(text, mask) if isinstance(text, str) else text for text in texts]
     api = flags.api or ("openai" if "generation" in info else "v1")
     tokens = flags.max_tokens if "generation" in info else None
     path = info["protocols"][api]

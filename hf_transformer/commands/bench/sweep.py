@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from hf_transformer.commands.bench.load import ROWS, Figures, Target
-from hf_transformer.commands.demo import EXAMPLES, default_model_repository
+from hf_transformer.commands.demo import DEFAULT_TASK, default_model_repository, demos
 from hf_transformer.commands.local_triton import HOST, LocalTriton, reserved_ports, service_running
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.option import PREFIX
@@ -108,7 +108,7 @@ class Setup:
         )
         flags = [f"--model_name={name}", f"--model_dir={model}", f"--predictor_host={triton.http_address}"]
         if model.parent == default_model_repository():
-            flags += next((example.flags for example in EXAMPLES.values() if example.model == name), ())
+            flags += next((demo.flags for demo in demos().values() if demo.model == name), ())
         return flags
 
     def restart(self, settings: Settings) -> Target:
@@ -173,7 +173,7 @@ def chosen(entries: ModelEntries, name: str | None) -> Config:
 
 def _model_name(flags: Namespace) -> str:
     """The model of the Triton that bench starts."""
-    return flags.model_name or EXAMPLES["fill_mask"].model
+    return flags.model_name or demos()[DEFAULT_TASK].model
 
 
 def settings_text(settings: Settings) -> str:

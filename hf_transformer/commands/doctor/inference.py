@@ -426,18 +426,8 @@ def _difference(alone: Outputs, batched: Outputs) -> float:
 
 
 def _instance(binding: ModelBinding) -> Json:
-    """A V1 instance of the task: a text, or an object if the task requires an object."""
-    match binding.task.name:
-        case "fill_mask":
-            return f"The capital of France is {binding.tokenizer.mask_token}."
-        case "question_answering":
-            return {"question": "Where does the river flow?", "context": TEXT}
-        case "rerank":
-            return {"query": "Which city is on a river?", "texts": [TEXT, "The sky is blue."]}
-        case "zero_shot_classification":
-            return {"sequence": TEXT, "candidate_labels": ["geography", "cooking"]}
-        case _:
-            return TEXT
+    """A V1 instance of the task."""
+    return binding.task.trial_instance(TEXT, binding.tokenizer.mask_token)
 
 
 def sample(binding: ModelBinding) -> Encoding:

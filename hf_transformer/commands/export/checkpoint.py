@@ -13,13 +13,16 @@ from typing import Any
 import torch
 import transformers
 
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, SEQUENCE
 from hf_transformer.commands.export.token_heads import TokenHeads, read_token_heads
 from hf_transformer.core.batch_rules import DECODERS, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.generation.task import ALL_TASKS, TextGeneration
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers
+from hf_transformer.tasks.declaration import ExportHead
+from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.files import transformer_folder
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.reranker_files import implied_task, is_causal
@@ -29,31 +32,14 @@ from hf_transformer.types.request import Json
 
 LENGTH = "max_position_embeddings"
 """The field of config.json for the maximum number of tokens."""
-CLASSIFIER = ("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
-HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
-    "fill_mask": ("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
-    "sequence_classification": CLASSIFIER,
-    "zero_shot_classification": CLASSIFIER,
-    "rerank": CLASSIFIER,
-    "token_classification": ("AutoModelForTokenClassification", {"logits": (BATCH, SEQUENCE, "num_labels")}),
-    "question_answering": (
-        "AutoModelForQuestionAnswering",
-        {"start_logits": (BATCH, SEQUENCE), "end_logits": (BATCH, SEQUENCE)},
-    ),
-    "text_embedding": ("AutoModel", {"last_hidden_state": (BATCH, SEQUENCE, "hidden_size")}),
-    "feature_extraction": ("AutoModel", {"last_hidden_state": (BATCH, SEQUENCE, "hidden_size")}),
-    "text_generation": ("AutoModelForCausalLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
-    "text2text_generation": ("AutoModelForSeq2SeqLM", {"logits": (BATCH, DECODED, "vocab_size")}),
-}
-"""The transformers class and the outputs of each task. Axes are dynamic, or fields of config.json with their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A loaded model: a torch module in evaluation mode, on the CPU, in float32.
 
-    ``changes`` contains the fields of config.json that the export changes. ``head`` is the key of HEADS.
-    ``token_heads`` are the layers of sparse and multi-vector embeddings.
+    ``changes`` contains the fields of config.json that the export changes. ``head`` is the task's, or that of another
+    task whose outputs it reads. ``token_heads`` are the layers of sparse and multi-vector embeddings.
     """
 
     files: ModelFiles
@@ -62,7 +48,7 @@ class Checkpoint:
     sentences: SentenceTransformers | None
     model: Any
     changes: Mapping[str, Json]
-    head: str
+    head: ExportHead
     token_heads: TokenHeads | None
 
 
@@ -127,9 +113,10 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     )
     sentences = read_sentence_transformers(files.model_folder)
     implied = implied_task(files.model_folder, files.config, sentences)
-    task = find_task(settings.task or implied, files.config, ALL_TASKS).name
-    token_heads = read_token_heads(files, sentences, settings) if task == "text_embedding" else None
-    if sentences and sentences.inside and task == "text_embedding":
+    task = find_task(settings.task or implied, files.config, ALL_TASKS)
+    embeds = task is TextEmbedding
+    token_heads = read_token_heads(files, sentences, settings) if embeds else None
+    if sentences and sentences.inside and embeds:
         raise LoadError(
             f"{settings.model_id}: {sentences.inside} follows the pooling, which this export does not support; use "
             "sentence-transformers' own ONNX export"
@@ -146,11 +133,13 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     inner = transformer_folder(files.model_folder)
     subfolder = "" if inner == files.model_folder else inner.name
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
-    head = "fill_mask" if token_heads and token_heads.splade else task  # SPLADE pools the logits of a masked LM
-    if task == "rerank" and is_causal(files.config):
-        head = "text_generation"
-    model = _load_model(settings, task, head, changes, subfolder)
-    return Checkpoint(files, task, tokenizer, sentences, model, changes, head, token_heads)
+    head = task.export_head
+    if token_heads and token_heads.splade:
+        head = FillMask.export_head  # SPLADE pools the logits of a masked LM
+    elif task is Rerank and is_causal(files.config):
+        head = TextGeneration.export_head
+    model = _load_model(settings, task.name, head.loader, changes, subfolder)
+    return Checkpoint(files, task.name, tokenizer, sentences, model, changes, head, token_heads)
 
 
 def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -178,12 +167,11 @@ def changes_of(model_config: Mapping[str, Json]) -> Mapping[str, Json]:
     return {}
 
 
-def _load_model(settings: Namespace, task: str, head: str, changes: Mapping[str, Json], subfolder: str) -> Any:
+def _load_model(settings: Namespace, task: str, loader: str, changes: Mapping[str, Json], subfolder: str) -> Any:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # progress bars are for terminals, not for logs
         transformers.logging.disable_progress_bar()
-    name, _ = HEADS[head]
-    auto = getattr(transformers, name)
+    auto = getattr(transformers, loader)
     with explained(f"{settings.model_id}: can't load the weights for {task}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, info = auto.from_pretrained(
@@ -199,7 +187,7 @@ def _load_model(settings: Namespace, task: str, head: str, changes: Mapping[str,
             **{name: value for name, value in changes.items() if name == "attention_type"},
         )
     # The export omits an encoder's pooler.
-    missing = sorted(key for key in info["missing_keys"] if not (name == "AutoModel" and "pooler." in key))
+    missing = sorted(key for key in info["missing_keys"] if not (loader == "AutoModel" and "pooler." in key))
     if missing:
         listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ConfigError(

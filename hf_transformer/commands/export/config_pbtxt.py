@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
+from hf_transformer.tasks.declaration import BATCH, DECODED, SEQUENCE
+
 FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
 """File names by format, as Triton's backends expect."""
 TOP_K = 10
 """The default of --top_k."""
-BATCH, SEQUENCE, DECODED, MASKS, ENTRIES = FREE = ("batch", "sequence", "decoder_sequence", "masks", "entries")
+MASKS, ENTRIES = "masks", "entries"
+FREE = (BATCH, SEQUENCE, DECODED, MASKS, ENTRIES)
 """Names of dynamic axes, also in ONNX files."""
 
 

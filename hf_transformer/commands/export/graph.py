@@ -15,30 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
-from hf_transformer.commands.export.config_pbtxt import (
-    BATCH,
-    DECODED,
-    ENTRIES,
-    FREE,
-    MASKS,
-    SEQUENCE,
-    TOP_K,
-    GraphTensor,
-)
+from hf_transformer.commands.export.checkpoint import Checkpoint
+from hf_transformer.commands.export.config_pbtxt import ENTRIES, FREE, MASKS, TOP_K, GraphTensor
 from hf_transformer.commands.export.token_heads import TokenHeads
 from hf_transformer.core.batch_rules import COUNT_ENDS
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.generation.task import Text2TextGeneration, TextGeneration
 from hf_transformer.tasks.causal_rerank import last_logit, token_ids
+from hf_transformer.tasks.declaration import BATCH, DECODED, SEQUENCE
+from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
 from hf_transformer.tasks.pooling import pool, unit
 from hf_transformer.tasks.representations import INDICES, VALUES
 from hf_transformer.tasks.representations import VECTORS as TOKEN_VECTORS
 from hf_transformer.tasks.representations import WEIGHTS as TOKEN_WEIGHTS
-from hf_transformer.tasks.sequence_classification import apply, default_function
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification, apply, default_function
 from hf_transformer.tasks.sparse import SparsePooling, splade
-from hf_transformer.tasks.text_embedding import KSERVE
+from hf_transformer.tasks.text_embedding import KSERVE, TextEmbedding
 from hf_transformer.tokenizer.reranker_files import is_causal, score_tokens
 from hf_transformer.types.tensors import Array
 
@@ -346,13 +341,17 @@ def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
         for name in _inputs(checkpoint, settings)
     ]
     datatype = "FP16" if settings.precision == "fp16" else "FP32"
-    model, (name, heads) = checkpoint.model, HEADS[checkpoint.head]
+    model, name, heads = checkpoint.model, checkpoint.head.loader, checkpoint.head.outputs
     outputs = [
         GraphTensor(name, tuple(axis if axis in FREE else size_of(model, axis) for axis in axes), datatype)
         for name, axes in heads.items()
     ]
     # A cache would add outputs.
-    options = {"use_cache": False} if name in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM") else {}
+    options = (
+        {"use_cache": False}
+        if name in (TextGeneration.export_head.loader, Text2TextGeneration.export_head.loader)
+        else {}
+    )
     gathers_ends = type(checkpoint.model).__name__ in COUNT_ENDS and "logits" in heads
     head = (LastEosHead if gathers_ends else Head)(checkpoint.model, inputs, outputs, **options)
     graph = _reduced(head, checkpoint, settings.top_k) if settings.reduce else head
@@ -376,7 +375,7 @@ def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
     known = [name for name in ("input_ids", "attention_mask") if name in taken]
     if "token_type_ids" in taken and getattr(checkpoint.model.config, "type_vocab_size", 0) > 1:
         known.append("token_type_ids")
-    if checkpoint.task == "text2text_generation":
+    if checkpoint.task == Text2TextGeneration.name:
         known.append("decoder_input_ids")
     for name in settings.inputs:
         if name not in known:
@@ -389,21 +388,21 @@ def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
 
 def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
     """Adds the task's reduction. Raises ConfigError if the task or model has no exact reduction."""
-    if top_k is not None and checkpoint.task != "fill_mask":
+    if top_k is not None and checkpoint.task != FillMask.name:
         raise ConfigError(f"--top_k: applies to fill_mask only, not to {checkpoint.task}")
     match checkpoint.task:
-        case "fill_mask":
+        case FillMask.name:
             mask_id = checkpoint.tokenizer.mask_id
             if mask_id is None:
                 raise ConfigError("--reduce: fill_mask needs a mask token, and the tokenizer has none")
             return TopTokens(head, mask_id, min(top_k or TOP_K, size_of(checkpoint.model, "vocab_size")))
-        case "sequence_classification":
+        case SequenceClassification.name:
             labels = len(read_labels(checkpoint.files.config))
             function = default_function(read_problem_type(checkpoint.files.config), labels)
             if function == "none":
                 raise ConfigError("--reduce: config.json says regression, whose logits are already the answer")
             return Probabilities(head, function, labels)
-        case "text_embedding":
+        case TextEmbedding.name:
             if (layers := checkpoint.token_heads) and layers.splade:
                 return SparseEntries(head, layers.splade, size_of(checkpoint.model, "vocab_size"))
             if layers and not layers.dense:
@@ -419,7 +418,7 @@ def _reduced(head: Head, checkpoint: Checkpoint, top_k: int | None) -> Graph:
                 raise ConfigError("--reduce: the model excludes prompts from the pooling, which the graph can't do")
             size = size_of(checkpoint.model, "hidden_size")
             return SentenceVector(head, sentences.pooling[0], size, normalize=sentences.normalize)
-        case "rerank" if is_causal(checkpoint.files.config):
+        case Rerank.name if is_causal(checkpoint.files.config):
             tokens = score_tokens(checkpoint.files.model_folder, checkpoint.files.config)
             return LastLogit(head, token_ids(tokens, checkpoint.tokenizer))
         case task:

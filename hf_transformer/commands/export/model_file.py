@@ -13,10 +13,13 @@ import numpy as np
 import torch
 
 from hf_transformer.commands.export.checkpoint import Checkpoint, explained
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, ENTRIES, MASKS, SEQUENCE
+from hf_transformer.commands.export.config_pbtxt import ENTRIES, MASKS
 from hf_transformer.commands.export.graph import Graph, LastEosHead
 from hf_transformer.core.batch_rules import BatchRules, batch_rules
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.generation.task import TASK_CLASSES, TextGeneration
+from hf_transformer.tasks.declaration import BATCH, DECODED, SEQUENCE
+from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding
 
@@ -42,8 +45,7 @@ BATCHES: Sequence[Sequence[str | tuple[str, str]]] = (
 The trace uses the first batch, because its texts differ in length.
 """
 PAIR_BATCHES = ((PAIR, OTHER_PAIR, (SHORT, SHORT)), (OTHER_PAIR,))
-"""Additional batches of text pairs, for PAIR_TASKS."""
-PAIR_TASKS = ("sequence_classification", "zero_shot_classification", "rerank", "question_answering")
+"""Additional batches of text pairs, for tasks that take pairs."""
 BATCH_TOLERANCES = {"fp32": 1e-4, "fp16": 5e-3}
 """The maximum difference between a text's outputs in a batch and alone, by precision."""
 MAX_TOKENS = 512
@@ -79,14 +81,14 @@ def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> l
     if isinstance(getattr(graph, "head", graph), LastEosHead):  # does not depend on the number of eos tokens
         rules = replace(rules, counted_id=None)
     tokenizer = checkpoint.tokenizer.with_max_length(min(MAX_TOKENS, checkpoint.tokenizer.max_length))
-    blank = tokenizer.mask_token if checkpoint.task == "fill_mask" else "paris"
+    blank = tokenizer.mask_token if checkpoint.task == FillMask.name else "paris"
     special = tokenizer.special_tokens
     marks = " ".join(
         dict.fromkeys(special[name] for name in ("eos_token", "sep_token", "cls_token") if name in special)
     )
-    batches = [*BATCHES, *(PAIR_BATCHES if checkpoint.task in PAIR_TASKS else ())]
+    batches = [*BATCHES, *(PAIR_BATCHES if TASK_CLASSES[checkpoint.task].takes_pairs else ())]
     with explained(f"{type(checkpoint.model).__name__} can't run {checkpoint.task}"), torch.no_grad():
-        if checkpoint.task == "text_generation":
+        if checkpoint.task == TextGeneration.name:
             _require_causal(checkpoint)
         samples = []
         for texts in batches:

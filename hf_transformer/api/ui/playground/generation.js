@@ -139,7 +139,7 @@ export default {
 async function complete(values, page, signal) {
   const view = tokensView();
   // T5 and others write a text of their own, which does not go on where the prompt ends.
-  const prompt = page.info.task === "text_generation" ? values.prompt : "";
+  const prompt = page.info.generation.full_text ? values.prompt : "";
   page.out.replaceChildren(el("p.prose.written", { dir: "auto" }, el("span.prompt", {}, prompt), view.said));
   let text = "", said, numbers;
   try {

@@ -3,19 +3,6 @@
 import { drawn, el, hint, linkTo, plural, words } from "./lib.js";
 
 const FEW = 6;
-const PURPOSES = {
-  fill_mask: "Finds the word for a gap",
-  sequence_classification: "Sorts texts into classes",
-  zero_shot_classification: "Sorts texts by labels of your own",
-  rerank: "Sorts documents by a query",
-  token_classification: "Marks names and places in a text",
-  question_answering: "Finds the answer to a question in a text",
-  text_embedding: "Turns texts into vectors to compare",
-  feature_extraction: "Turns each token of a text into a vector",
-  text_generation: "Goes on with a text or a chat",
-  text2text_generation: "Turns a text into another one",
-};
-
 let shown = "";
 
 /** Draws the cards if something has changed. `models` are those of /info, with `of` for adapters. */
@@ -44,14 +31,14 @@ export function overview(host, models) {
   if (focused) (focused === "input" ? search : host.querySelector(`a[href="${CSS.escape(focused)}"]`))?.focus();
 }
 
-function card({ name, task, ready, reason, aliases = [] }, adapters) {
+function card({ name, task, purpose, ready, reason, aliases = [] }, adapters) {
   const link = (model) => el("a", { href: linkTo(model) }, model);
   const picture = drawn("svg", { class: "picture", viewBox: "0 0 120 56", "aria-hidden": "true" },
     drawn("use", task ? { href: `playground/tasks.svg#${task}` } : {}));
   const item = el("li.card", {}, picture,
     el("h2", {}, link(name)),
     el("p", { className: `state ${ready ? "" : "waits"}` }, task ? words(task) : "", el("span", {}, ready ? "ready" : "not ready")),
-    hint((!ready && reason) || (PURPOSES[task] ?? "")),
+    hint((!ready && reason) || (purpose ?? "")),
     adapters.length ? el("ul.adapters", { "aria-label": `Adapters of ${name}` }, ...adapters.map((one) => el("li", {}, link(one.name)))) : null);
   const text = [name, task && words(task), task, ...aliases, ...adapters.map((one) => one.name)].join(" ").toLowerCase();
   return { item, text };
