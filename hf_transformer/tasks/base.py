@@ -15,6 +15,7 @@ from hf_transformer.tasks.options import LOGITS, Kind, ParameterReader, TaskPara
 from hf_transformer.tasks.pair_template import Reranker
 from hf_transformer.tasks.sparse import SparsePooling
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
+from hf_transformer.types.fields import Form
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
@@ -268,7 +269,7 @@ class Servable(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "options_type" in cls.__dict__:
-            cls.parameters = cls.options_type.__struct_fields__
+            cls.parameters = Form(cls.options_type).names
 
     def __init__(self, settings: TaskSettings) -> None:
         """Raises ConfigError for an unsupported flag of LOGITS, LoadError for a model that doesn't fit the task."""

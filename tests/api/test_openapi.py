@@ -23,6 +23,7 @@ from starlette.routing import Route
 from hf_transformer import __version__
 from hf_transformer.api import openapi, pages
 from hf_transformer.api.call import TRITON_PARAMETERS
+from hf_transformer.api.chats import OTHER_MESSAGE
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
@@ -238,10 +239,10 @@ def test_the_document_has_all_fields_of_each_api(task: str) -> None:
     for name, fields in {
         "EmbeddingsRequest": embeddings.EMBEDDINGS.names,
         "RerankRequest": rerank.RERANK.names,
-        "CompletionRequest": completions.FIELDS,
-        "ChatRequest": chat.FIELDS,
-        "ChatMessage": chat.MESSAGE_FIELDS,
-        "ResponsesRequest": responses.FIELDS,
+        "CompletionRequest": completions.FORM.names,
+        "ChatRequest": chat.FORM.names,
+        "ChatMessage": {*OTHER_MESSAGE.names} - {"function_call"},
+        "ResponsesRequest": responses.FORM.names,
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name

@@ -309,7 +309,7 @@ async def test_tools_with_a_format_and_strict_tools() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": tools("f"), "tool_choice": NAMED}, "tool_choice.function.name"),
         ({"tool_choice": NAMED}, "tool_choice.function.name"),
-        ({"tools": tools("f"), "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": tools("f"), "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tools": tools("f", "f"), "tool_choice": "required"}, "tools"),
         (
             {"tools": tools("f", parameters={"$ref": "x"}), "tool_choice": "required"},

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.api.openai.tools import KEYWORDS, NAMED_SCHEMAS, SCHEMA_KEYWORDS, for_template, order_schema
+from hf_transformer.api.chat_tools import KEYWORDS, NAMED_SCHEMAS, SCHEMA_KEYWORDS, for_template, order_schema
 from tests.api.generating import answer_of, served_model
 
 CHATS, RESPONSES = "/openai/v1/chat/completions", "/openai/v1/responses"
