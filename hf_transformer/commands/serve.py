@@ -21,7 +21,7 @@ from hf_transformer.credentials import read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import configure_logging
-from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
+from hf_transformer.predictor.region_files import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig

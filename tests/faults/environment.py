@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, poll, session_members
-from hf_transformer.predictor.shared_memory import PREFIX
+from hf_transformer.predictor.region_files import PREFIX
 from tests.faults.load import TIMEOUT, Load
 from tests.faults.texts import MODEL, Text
 from tests.support.service import Service

@@ -19,7 +19,9 @@ from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import RequestError
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
-from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory, is_disallowed
+from hf_transformer.predictor.region_files import FOLDER, PREFIX
+from hf_transformer.predictor.registration import Pauses, is_disallowed
+from hf_transformer.predictor.shared_memory import SharedMemory
 from hf_transformer.types.tensors import Array, Tensor
 from tests.support.polling import until
 from tests.support.triton_26 import DISALLOWED

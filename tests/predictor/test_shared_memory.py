@@ -20,16 +20,10 @@ from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUna
 from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
 from hf_transformer.predictor import shared_memory
 from hf_transformer.predictor.base import ModelCall, StaleConnection
-from hf_transformer.predictor.shared_memory import (
-    ALIGNMENT_BYTES,
-    PREFIX,
-    RESERVED_BYTES,
-    FreeList,
-    Pauses,
-    Region,
-    SharedMemory,
-    remove_leftovers,
-)
+from hf_transformer.predictor.region_files import PREFIX, RESERVED_BYTES, remove_leftovers
+from hf_transformer.predictor.regions import ALIGNMENT_BYTES, FreeList, Region
+from hf_transformer.predictor.registration import Pauses
+from hf_transformer.predictor.shared_memory import SharedMemory
 from hf_transformer.types.tensors import Tensor, TensorSpec
 from tests.predictor.scripted import ScriptedTransport
 from tests.support.polling import until

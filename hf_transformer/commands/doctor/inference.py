@@ -23,15 +23,9 @@ from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.predictor.base import ModelCall, Transport
-from hf_transformer.predictor.shared_memory import (
-    ADVICE_TO_ALLOW,
-    FOLDER,
-    RESERVED_BYTES,
-    Region,
-    aligned,
-    free_bytes,
-    is_disallowed,
-)
+from hf_transformer.predictor.region_files import FOLDER, RESERVED_BYTES, free_bytes
+from hf_transformer.predictor.regions import Region, aligned
+from hf_transformer.predictor.registration import ADVICE_TO_ALLOW, is_disallowed
 from hf_transformer.tasks.reduced import REDUCED
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Array
