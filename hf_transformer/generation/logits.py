@@ -21,14 +21,7 @@ from hf_transformer.generation.logits_batch import StepBatchBuilder
 from hf_transformer.generation.logits_sequence import LogitsSequence
 from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.masks import ABSENT, GrammarCompiler
-from hf_transformer.generation.types import (
-    Generator,
-    GeneratorSettings,
-    Prompt,
-    Sampling,
-    Step,
-    TokenScore,
-)
+from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.observability.metrics import ModelMetrics, Work
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import TaskTokenizer

@@ -9,13 +9,7 @@ import numpy as np
 from hf_transformer.generation.cache import Cache, CacheTensor, cache_bytes
 from hf_transformer.generation.masks import GrammarCompiler, TokenMask
 from hf_transformer.generation.sampling import TokenSampler, score_prompt
-from hf_transformer.generation.types import (
-    FinishReason,
-    Prompt,
-    Sampling,
-    Step,
-    TokenScore,
-)
+from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
 from hf_transformer.types.tensors import Array
 
 LOGITS = "logits"
