@@ -13,7 +13,7 @@ from functools import partial
 from hf_transformer import __version__
 from hf_transformer.api.auth import CONTROL_KEYS, read_keys
 from hf_transformer.app.application import build_app
-from hf_transformer.app.wiring import LoadedModel, load_model
+from hf_transformer.app.loading import LoadedModel, load_model
 from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, described_predictor, parse_config

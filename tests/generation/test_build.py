@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import LoadedGenerativeModel, PipelineBuilder, load_model, scheduler_settings
+from hf_transformer.app.loading import LoadedGenerativeModel, load_model
+from hf_transformer.app.pipelines import PipelineBuilder
+from hf_transformer.app.settings import scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import MAX_STEP_OUTPUT_BYTES

@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 import pytest
 
+from hf_transformer.app.loading import load_model, reranker_class
 from hf_transformer.app.rerank_template import pair_template
-from hf_transformer.app.wiring import load_model, reranker_class
 from hf_transformer.errors import InvalidInput, LoadError, PredictorError, TooLarge
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 import orjson
 
-from hf_transformer.app.wiring import FittedBinding, ModelBinding, max_shared_bytes, padding_policy, scheduler_settings
+from hf_transformer.app.pipelines import FittedBinding, ModelBinding, padding_policy
+from hf_transformer.app.settings import max_shared_bytes, scheduler_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import EncodingBatchBuilder, Packed
