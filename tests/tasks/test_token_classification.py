@@ -15,7 +15,7 @@ from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.entities import STRATEGIES, merge_entities
 from hf_transformer.tasks.token_classification import TokenClassification, WindowShape, window_parts
-from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.types.tokenization import Encoding, Tokenization, Words
 from tests.tasks.task_settings import named
 
