@@ -25,7 +25,8 @@ from typing import Any, Final
 
 import httpx
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST
 
 ROOT: Final = Path(__file__).parents[1]
 MODELS: Final = ROOT / "deploy" / "model_repository"

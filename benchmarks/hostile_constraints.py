@@ -24,8 +24,10 @@ from typing import Any, Final
 
 import httpx
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.demo import default_model_repository
-from hf_transformer.commands.local_triton import LocalTriton, poll, reserved_port
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import reserved_port
 from tests.generation.hostile_constraints import COMPILED
 from tests.support.triton_environment import triton_environment
 

@@ -35,15 +35,9 @@ from benchmarks.overload import BATCH, POSITIONS, Texts, body_of, lay_out_model
 from benchmarks.processes import ServiceProcess, settle
 from benchmarks.scaling import Figures, Machine, Model, Plan
 from benchmarks.simulation import WARM_UP, BatchSettings, Load, ServiceTimes
-from hf_transformer.commands.local_triton import (
-    HOST,
-    ChildProcess,
-    LocalTriton,
-    exchange,
-    is_ready,
-    reserved_port,
-    session_members,
-)
+from hf_transformer.commands.child_process import ChildProcess, session_members
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, exchange, is_ready, reserved_port
 
 GOAL: Final = 0.2
 """The largest relative error of the simulation."""

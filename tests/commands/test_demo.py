@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_transformer.commands.child_process import poll, session_members
 from hf_transformer.commands.demo import (
     ENVIRONMENT_VARIABLE,
     EXAMPLES,
@@ -29,17 +30,9 @@ from hf_transformer.commands.demo import (
     parse,
     run,
 )
-from hf_transformer.commands.local_triton import (
-    HOST,
-    SHARED_MEMORY,
-    LocalTriton,
-    exchange,
-    find_triton,
-    poll,
-    reserved_port,
-    reserved_ports,
-    session_members,
-)
+from hf_transformer.commands.local_triton import SHARED_MEMORY, LocalTriton
+from hf_transformer.commands.loopback import HOST, exchange, reserved_port, reserved_ports
+from hf_transformer.commands.triton_installation import find_triton
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from tests.support.triton_environment import ROOT, triton_environment

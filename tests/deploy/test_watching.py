@@ -19,7 +19,8 @@ import promql_parser
 import pytest
 import yaml
 
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.deploy.manifests import DEPLOY, documents, load
 from tests.integration.conftest import ROOT, Serve
 from tests.support.prometheus import Prometheus, absent

@@ -15,7 +15,9 @@ from typing import Any, Literal, NamedTuple, Self
 import httpx
 import psutil
 
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, poll, session_members
+from hf_transformer.commands.child_process import poll, session_members
+from hf_transformer.commands.local_triton import SHARED_MEMORY, LocalTriton
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.predictor.region_files import PREFIX
 from tests.faults.load import TIMEOUT, Load
 from tests.faults.texts import MODEL, Text

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import httpx
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from hf_transformer.errors import LoadError
 from tests.faults.environment import REGION_BYTES, FaultEnvironment, Use, regions, settle, use_of
 from tests.faults.faults import Fault, Scene

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.grpc_client import request, stub
 from tests.support.service import Service

@@ -13,8 +13,9 @@ import grpc
 import httpx
 import pytest
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.demo import default_model_repository, entry
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.cold import MODELS, Route, answering, grpc_answers, refusing, routes, silent
 from tests.integration.conftest import OPTIONS
 from tests.support.service import Service

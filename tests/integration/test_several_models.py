@@ -20,8 +20,9 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository, entry
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.support.service import NOBODY, Service

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.faults.environment import kill, regions, workers_of
 from tests.integration.conftest import Serve
 from tests.support.raw_http import connected, post_head

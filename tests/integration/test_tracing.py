@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton, poll, reserved_port
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, reserved_port
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub
 from tests.support.collector import Collector, Proxy, attributes, collecting, proxying

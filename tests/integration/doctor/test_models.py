@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.doctor import command, inference
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import Diagnose, results_of
 from tests.support.polling import SECONDS

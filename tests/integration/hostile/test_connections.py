@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import HOST
 from tests.integration.conftest import Serve
 from tests.integration.hostile.conftest import MAX_GROWTH_BYTES, MEGABYTE, assert_served
 from tests.support.polling import SECONDS

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.hostile.conftest import assert_served
 from tests.support.raw_http import (
     ANSWER,

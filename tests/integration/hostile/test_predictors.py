@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.hostile.conftest import MEGABYTE
 from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference, behind
 from tests.support.polling import SECONDS

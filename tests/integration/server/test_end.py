@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.server.processes import MODEL_FOLDER, PID, exit_code_of, service_with, signal_to, started
 from tests.support.polling import SECONDS
 from tests.support.raw_http import all_responses, connected, get, next_response, unfinished
