@@ -24,9 +24,9 @@ from hf_transformer.generation.masks import ABSENT, GrammarCompiler
 from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.observability.metrics import ModelMetrics, Work
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import Array, ModelSpec
+from hf_transformer.types.tokenization import TaskTokenizer
 
 PROMPT_TOKEN_COST = 200
 """Cost of a prompt token's log probability without the vocabulary's share, in units of the scheduler's INLINE_COST."""

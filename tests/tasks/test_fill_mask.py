@@ -11,7 +11,7 @@ import pytest
 
 from hf_transformer.core.contract import fit_signature, role_from_numbered_name
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.tasks.base import LOGITS, SentenceTransformers, TaskSettings, TaskTokenizer
+from hf_transformer.tasks.base import LOGITS, SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.reduced import ReducedClassification, ReducedEmbedding, ReducedFillMask, fit_reduced
 from hf_transformer.tasks.sequence_classification import SequenceClassification
@@ -20,7 +20,7 @@ from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
-from hf_transformer.types.tokenization import Encoding
+from hf_transformer.types.tokenization import Encoding, TaskTokenizer
 from tests.support.triton_repository import DEMO_MODEL
 from tests.tasks.task_settings import ENCODING, named, settings
 
