@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import orjson
+
 from hf_transformer.api.errors import expect
 from hf_transformer.errors import InvalidInput, describe
 from hf_transformer.generation.constraint import (
@@ -72,9 +74,10 @@ def read_form(
         for field in structured_fields(parameters):
             raise InvalidInput(field, "one constraint in a request", f"another one in {CHOICE}")
         schemas = _schemas(tools, max_bytes)
-        schema = calls_schema(schemas, single=single) if name is None else schemas[name]
-        forced = Constraint.of("json_schema", schema), CHOICE
-        return MessageForm(forced, True, ANY_TOOL if name is None else name)
+        if name is not None:
+            return MessageForm((Constraint.of_text("json_schema", schemas[name]), CHOICE), True, name)
+        forced = Constraint.of("json_schema", calls_schema(schemas, single=single)), CHOICE
+        return MessageForm(forced, True, ANY_TOOL)
     strict = [_is_strict(tool, index) for index, tool in enumerate(tools)]
     for field in structured_fields(parameters):
         hint = f"set a schema in {FORMAT}, or leave out the tools"
@@ -82,10 +85,12 @@ def read_form(
     if answer is None and not any(strict):
         return MessageForm(None, True, None)
     schemas = _schemas(tools, max_bytes)
-    names = [name for name, holds in zip(schemas, strict, strict=True) if not holds]
-    bound = {**schemas, **{name: dict(ANY_OBJECT) for name in names}}
+    bound = {
+        name: orjson.Fragment(text) if holds else ANY_OBJECT
+        for (name, text), holds in zip(schemas.items(), strict, strict=True)
+    }
     source = FORMAT if answer is not None else f"tools[{strict.index(True)}].function.strict"
-    return MessageForm((Constraint.of("tool", [bound, answer and answer[0].schema]), source), True, None)
+    return MessageForm((Constraint.of("tool", [bound, answer and answer[0].fragment]), source), True, None)
 
 
 def _read_choice(value: Json, tools: Sequence[Mapping[str, Json]]) -> tuple[str, str | None]:
@@ -125,16 +130,16 @@ def _read_format(value: Json, max_bytes: int) -> Named | None:
     path = f"{FORMAT}.json_schema"
     expect(wrapper.get("name"), str | None, f"{path}.name", "a string")
     expect(wrapper.get("strict"), bool | None, f"{path}.strict", "true or false")
-    return Constraint.of("json_schema", read_schema(wrapper.get("schema"), f"{path}.schema", max_bytes)), FORMAT
+    return Constraint.of_text("json_schema", read_schema(wrapper.get("schema"), f"{path}.schema", max_bytes)), FORMAT
 
 
 def _is_strict(tool: Mapping[str, Json], index: int) -> bool:
     return bool(expect(tool["function"].get("strict"), bool | None, f"tools[{index}].function.strict", "true or false"))
 
 
-def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, Json]:
-    """Returns the schemas of arguments by the tool's name. Raises InvalidInput or TooLarge."""
-    schemas: dict[str, Json] = {}
+def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, str]:
+    """Returns the JSON texts of the arguments' schemas by the tool's name. Raises InvalidInput or TooLarge."""
+    schemas: dict[str, str] = {}
     for index, tool in enumerate(tools):
         function = tool["function"]
         schema = arguments_schema(function.get("parameters"))
