@@ -57,6 +57,7 @@ def remove_own_and_leftovers(folder: Path = FOLDER) -> None:
 
 
 def no_space_error(size: int, folder: Path) -> OSError:
+    """Creates the error for a region of ``size`` bytes that does not fit (ENOSPC)."""
     reason = f"{size} bytes do not fit with {RESERVED_BYTES} to spare, which the predictor itself may need there"
     return OSError(errno.ENOSPC, reason, str(folder))
 
@@ -78,5 +79,6 @@ def new_file(folder: Path) -> tuple[Path, int]:
 
 
 def remove_file(path: Path, file: int) -> None:
+    """Removes a file and closes its descriptor."""
     path.unlink(missing_ok=True)
     os.close(file)

@@ -201,7 +201,7 @@ class Servable(ABC):
     switched_on_by: ClassVar[Mapping[str, str]] = {}
     """Maps each optional output tensor to the parameter that enables it."""
     parameters: ClassVar[Sequence[str]]
-    """The names of a request's parameters. A flag of the same name (app/wiring.py, FLAGS) sets the default."""
+    """The names of a request's parameters. A flag of the same name (app/settings.py, TASK_FLAGS) sets the default."""
     logits_hint: ClassVar[str] = "leave it out"
     """Advice in the error about an unsupported flag of LOGITS."""
 
