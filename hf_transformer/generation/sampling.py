@@ -234,23 +234,23 @@ def structured_fields(parameters: Parameters) -> list[str]:
 
 
 def _read_structured(
-    parameters: Parameters, names: Sequence[str], other: tuple[Constraint, str] | None, max_bytes: int
+    parameters: Parameters, names: Sequence[str], from_api: tuple[Constraint, str] | None, max_bytes: int
 ) -> tuple[Constraint, str]:
     """Reads the fields ``names``, and returns their constraint with the name of the first field. Raises InvalidInput if
     there is another constraint."""
     first = names[0]
-    if other is not None:
-        raise InvalidInput(f"parameters.{first}", "one constraint in a request", f"another one in {other[1]}")
-    found = []
+    if from_api is not None:
+        raise InvalidInput(f"parameters.{first}", "one constraint in a request", f"another one in {from_api[1]}")
+    constraints = []
     for name in names:
         value, path = parameters.get(name), f"parameters.{name}"
         if name == STRUCTURED:
-            found.append(read_structured_outputs(value, path, max_bytes))
+            constraints.append(read_structured_outputs(value, path, max_bytes))
         else:
-            found.append(read_kind(GUIDED[name], value, path, max_bytes))
-        if found[-1] != found[0]:
+            constraints.append(read_kind(GUIDED[name], value, path, max_bytes))
+        if constraints[-1] != constraints[0]:
             raise InvalidInput(path, "one constraint in a request", f"another one in {first}")
-    return found[0], first
+    return constraints[0], first
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:

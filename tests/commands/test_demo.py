@@ -120,11 +120,11 @@ def test_a_failed_load_quotes_the_log(repository: Path) -> None:
 
 
 def bind(port: int, *options: int) -> None:
-    with socket.socket() as other:
+    with socket.socket() as server:
         for option in options:
-            other.setsockopt(socket.SOL_SOCKET, option, 1)
-        other.bind((HOST, port))
-        other.listen()
+            server.setsockopt(socket.SOL_SOCKET, option, 1)
+        server.bind((HOST, port))
+        server.listen()
 
 
 def test_a_reserved_port_is_bound_only_by_number() -> None:

@@ -42,11 +42,11 @@ def service_for(folder: Path, address: str, protocol: str, *flags: str, models: 
     """A service of all models; or of the embedding model alone, without --models."""
     entries = [entry(task, REPOSITORY) for task in MODELS.values()]
     (folder / "models.json").write_text(json.dumps(entries))
-    own = [f"--models={folder / 'models.json'}"]
+    of_models = [f"--models={folder / 'models.json'}"]
     if not models:
-        own = ["--model_name=minibert_mean", f"--model_dir={REPOSITORY / 'minibert_mean'}"]
+        of_models = ["--model_name=minibert_mean", f"--model_dir={REPOSITORY / 'minibert_mean'}"]
     more = (f"--predictor_host={address}", f"--predictor_protocol={protocol}", *flags)
-    with Service(*own, *more) as service:
+    with Service(*of_models, *more) as service:
         yield service.wait_until("/")
 
 

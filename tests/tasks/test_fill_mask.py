@@ -208,14 +208,14 @@ def test_a_reduced_model_answers_with_its_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "function", "own"),
+    ("config", "function", "applied"),
     [(MULTI, "softmax", "sigmoid"), (SINGLE, "none", "softmax"), (SINGLE, "sigmoid", "softmax")],
 )
-def test_a_reduced_model_applies_its_own_function_alone(config: dict[str, Any], function: str, own: str) -> None:
+def test_a_reduced_model_applies_its_own_function_alone(config: dict[str, Any], function: str, applied: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         classify(config, [0.25, 0.125, 0.625], PIPELINE | {"function_to_apply": function})
     assert (raised.value.path, raised.value.got) == ("parameters.function_to_apply", repr(function))
-    assert raised.value.expected.startswith(repr(own))
+    assert raised.value.expected.startswith(repr(applied))
 
 
 def test_a_reduced_model_has_no_logits() -> None:

@@ -69,11 +69,11 @@ class Clients:
     async def failure(self, create: Any, *arguments: Any, **fields: Any) -> list[Any]:
         """The exception that the package raises, its status, the parameter that it names and its message."""
         try:
-            found = create(*arguments, **fields)
-            found = await found if self._waits else found
+            returned = create(*arguments, **fields)
+            returned = await returned if self._waits else returned
         except openai.APIStatusError as error:
             return [type(error).__name__, error.status_code, error.param, str(error)]
-        raise AssertionError(f"no exception, but {found!r:.300}")
+        raise AssertionError(f"no exception, but {returned!r:.300}")
 
 
 async def generation(task: dict[str, Any], kind: str) -> dict[str, Any]:

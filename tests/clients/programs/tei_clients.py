@@ -54,12 +54,12 @@ def embedding(url: str, task: dict[str, Any]) -> dict[str, Any]:
 def ranking(url: str, task: dict[str, Any]) -> dict[str, Any]:
     """The order and scores of ``texts`` for ``query`` by haystack's ranker."""
     documents = [Document(id=str(index), content=text) for index, text in enumerate(task["texts"])]
-    found = {}
+    rankings = {}
     for name, settings in {"scores": {}, "raw": {"raw_scores": True}}.items():
         ranker = HuggingFaceTEIRanker(url=url, max_retries=1, **settings)
         ranked = ranker.run(query=task["query"], documents=documents)["documents"]
-        found[name] = [[int(document.id), document.score] for document in ranked]
-    return found
+        rankings[name] = [[int(document.id), document.score] for document in ranked]
+    return rankings
 
 
 def pipelines(url: str, task: dict[str, Any]) -> Any:

@@ -382,7 +382,7 @@ def test_memory_that_the_predictor_does_not_see_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "status", "found"),
+    ("model", "flags", "status", "text"),
     [
         ("gpt2_random", (), "ok", "the model holds a text to a JSON schema"),
         ("gpt2_vllm", (), "ok", "the model holds a text to a JSON schema"),
@@ -393,9 +393,9 @@ def test_memory_that_the_predictor_does_not_see_is_a_warning(
     ],
 )
 def test_a_schema_is_tried(
-    triton: LocalTriton, load: Callable[[str], None], model: str, flags: tuple[str, ...], status: str, found: str
+    triton: LocalTriton, load: Callable[[str], None], model: str, flags: tuple[str, ...], status: str, text: str
 ) -> None:
     load(model)
     made = flags_for(model, task_model_folder(model), triton.grpc_address, "grpc-v2", flags)
     [finding] = [one for one in asyncio.run(results_of(made)) if one.name == "structured output"]
-    assert finding.status == status and found in finding.found, finding
+    assert finding.status == status and text in finding.found, finding
