@@ -176,7 +176,7 @@ class Testbed:
                 proxy.terminate()
 
     def use(self) -> Use:
-        """What all processes have used so far."""
+        """CPU seconds and counters of all processes so far."""
         assert self.proxy is not None
         calls = rows = 0.0
         for service in self.services:

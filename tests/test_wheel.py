@@ -78,7 +78,7 @@ def readme(wheel: Path) -> str:
 
 
 def targets(markdown: str) -> list[tuple[str, str]]:
-    """Where links and pictures lead, those of code excepted."""
+    """Targets of links and pictures, except in code."""
     prose = re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"\]\(([^)]+)\)|^\[[^]]+\]: (\S+)", prose, re.MULTILINE)
 

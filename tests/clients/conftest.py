@@ -47,7 +47,7 @@ def done(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> 
 
 
 def output(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> str:
-    """What a program says that must succeed."""
+    """The output of a program, which has to succeed."""
     found = done(line, home, given, **options)
     assert found.returncode == 0, f"{line[1:3]} ended with {found.returncode}:\n{found.stdout}{found.stderr[-4000:]}"
     return found.stdout

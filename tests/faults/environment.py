@@ -137,7 +137,7 @@ def members(pid: int, program: str) -> list[int]:
 
 
 def use_of(service: Service) -> Use:
-    """What the process of a service without workers holds at present."""
+    """The present resources of a service without workers."""
     process = psutil.Process(service.process.pid)
     return Use(process.num_fds(), process.num_threads())
 

@@ -12,7 +12,7 @@ ENDED = 100.0
 
 
 def records(*parts: tuple[Kind, int]) -> list[Record]:
-    """So many of each kind, one every 10 ms, beginning 10 ms after the fault has ended."""
+    """Records of each kind by their number, one every 10 ms, from 10 ms after the end of the fault."""
     kinds = [kind for kind, count in parts for _ in range(count)]
     return [Record(0.0, ENDED + 0.01 * (number + 1), "rest", kind, 503) for number, kind in enumerate(kinds)]
 

@@ -79,7 +79,7 @@ async def events(response: httpx.Response) -> AsyncIterator[Any]:
 
 
 async def side_by_side(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:
-    """What ``ask`` gives for each item, so many at a time."""
+    """The results of ``ask`` for each item, with a limited number of calls at a time."""
     places = asyncio.Semaphore(at_once)
 
     async def one(item: Any) -> Any:
@@ -90,7 +90,7 @@ async def side_by_side(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any
 
 
 def generations(triton: LocalTriton, model: str) -> dict[str, int]:
-    """What Triton's metrics say of a test model: started, finished, cancelled and running."""
+    """Counts of Triton's metrics for a test model: started, finished, cancelled and running."""
     text = httpx.get(f"http://{triton.metrics_address}/metrics", trust_env=False).text
     counts = {
         state: int(float(value))

@@ -140,7 +140,7 @@ def test_a_predictor_without_its_models_gets_them_goes_away_and_comes_back(
 
 
 def check_away(service: Service, ready: dict[str, int]) -> None:
-    """What was answered is 503 with Retry-After if the predictor is needed, and as before if only the tokenizer is."""
+    """Answers are 503 with Retry-After if the predictor is needed, and as before if only the tokenizer is."""
     service.wait_until("/v2/health/ready", 503)
     wrong = []
     for route in ROUTES:

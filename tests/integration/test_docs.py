@@ -203,7 +203,7 @@ def validate(document: dict[str, Any], operation: dict[str, Any], response: http
 
 
 def bodies(response: httpx.Response, content_type: str) -> list[Any]:
-    """What the schema of the content type is about: the body, or each line or event of a stream."""
+    """The parts that the content type's schema describes: the body, or each line or event of a stream."""
     if content_type == "text/event-stream":
         events = response.text.strip().split("\n\n")
         return [dict(line.split(": ", 1) for line in event.split("\n")) for event in events]

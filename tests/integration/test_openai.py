@@ -94,7 +94,7 @@ def test_2048_inputs_are_answered_as_by_openai(serve: Serve) -> None:
 
 
 def test_token_ids_need_a_flag(serve: Serve) -> None:
-    """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
+    """Ids of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
     for given in ([3, 4], [[3, 4]], ["a", [3]]):
         found = error(serve(MODEL).client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
         assert found["param"].startswith("input")

@@ -61,7 +61,7 @@ def test_answers_are_those_of_the_transformers_pipeline(serve: Serve, protocol: 
 
 
 def test_a_question_that_leaves_no_room_for_the_stride_is_refused(squad: Service) -> None:
-    """What the pipeline refuses, too."""
+    """The pipeline of transformers refuses it, too."""
     case = next(case for case in CASES if "error" in case)
     refused(squad, [instance(case)], {}, "a stride of less than ... in 128 tokens, got 64")
     assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]

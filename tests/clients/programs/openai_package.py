@@ -37,7 +37,7 @@ class Clients:
         return await found if self._waits else found
 
     async def chunks(self, create: Any, **fields: Any) -> dict[str, Any]:
-        """What a stream's chunks say, put together."""
+        """The texts and fields of a stream's chunks, joined."""
         stream = await self.whole(create, stream=True, stream_options={"include_usage": True}, **fields)
         chunks = [one async for one in stream] if self._waits else list(stream)
         choices = [one for chunk in chunks for one in chunk.choices]
@@ -60,7 +60,7 @@ class Clients:
             stream.close()
 
     async def again(self, create: Any, **fields: Any) -> str:
-        """What is said with an answer in the history, as the package's object has it."""
+        """The reply to a history with an answer, as the package's object has it."""
         before = (await self.whole(create, **fields)).choices[0].message
         question = fields.pop("messages")
         history = [*question, before.model_dump(), *question]

@@ -63,7 +63,7 @@ def ranking(url: str, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def pipelines(url: str, task: dict[str, Any]) -> Any:
-    """What a method of huggingface_hub's client returns for ``arguments``."""
+    """The result of a method of huggingface_hub's client for ``arguments``."""
     found = getattr(InferenceClient(base_url=url), task["method"])(**task["arguments"])
     return {"found": [dict(one) for one in found] if isinstance(found, list) else dict(found)}
 

@@ -38,7 +38,7 @@ def inputs_of(task: dict[str, Any], prompt: str, streamed: bool, **more: bool) -
 
 
 async def sample(task: dict[str, Any], streamed: bool) -> dict[str, list[str]]:
-    """What the sample's results file has."""
+    """The texts in the sample's results file."""
     texts: dict[str, list[str]] = {}
 
     async def requests() -> AsyncIterator[dict[str, Any]]:

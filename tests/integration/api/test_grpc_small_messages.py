@@ -178,7 +178,7 @@ async def test_calls_without_messages_delay_no_health_check_of_another_address()
 
 
 async def test_calls_that_end_together_give_their_slots_back() -> None:
-    """Those that read and those that wait, as when a client closes its connection. A slot was lost for each."""
+    """Calls that read and calls that wait, as when a client closes its connection. A slot was lost for each."""
     small, readers = SmallMessages(), 3 * MAX_READING
 
     async def read() -> None:

@@ -53,7 +53,7 @@ def limited(shared: HostilePredictor) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def peaks() -> dict[int, int]:
-    """What each service has held at most before its first test: what one test leaves counts for the next one."""
+    """The peak memory of each service before its first test. Memory that a test leaves counts for the next one."""
     return {}
 
 

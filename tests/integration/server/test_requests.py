@@ -101,7 +101,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 async def test_a_handshake_that_is_done_after_the_end_has_begun_gets_no_answer(certificate: tuple[str, str]) -> None:
-    """Nobody has asked anything there; a status would be taken for the answer to what is asked next."""
+    """The connection has no request yet: a client would take a status for the answer to its first one."""
     app = Echo()
     app.open.clear()
     trusting = ssl.create_default_context(cafile=certificate[0])
