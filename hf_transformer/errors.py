@@ -6,6 +6,7 @@
     └── RequestError            one request fails, with this HTTP status and gRPC code
         ├── FieldError
         │   ├── InvalidInput            400 INVALID_ARGUMENT
+        │   │   └── EmptyList               a list without elements, where at least one is required
         │   ├── UnknownModel            404 NOT_FOUND
         │   └── TooLarge                413 RESOURCE_EXHAUSTED
         │       └── ContextLengthExceeded   one text is too long; some APIs answer 400
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 _FORGING = (*range(32), *range(127, 160), 0x2028, 0x2029)
 """Control characters (C0, C1), which terminals execute, and all line separators of Unicode."""
@@ -90,6 +91,32 @@ def describe(value: Any, *, quote: bool = False) -> str:
     return type(value).__name__
 
 
+Path: TypeAlias = tuple[str | int, ...]
+"""The path of a field: names of fields and indices of lists, as ("messages", 0, "role"). () means no particular
+field. A name may contain any character, so code compares and renames paths, and never takes apart their text."""
+
+
+class Key(str):
+    """A name in a path that is shown in brackets and quotes, such as a tensor's name in a predictor's answer."""
+
+    __slots__ = ()
+
+
+def show_path(path: Path | str) -> str:
+    """The text of a path: ("messages", 0, "role") is messages[0].role, and ("outputs", Key("a")) is outputs['a']."""
+    if isinstance(path, str):
+        return path
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif isinstance(part, Key):
+            text += f"[{str(part)!r}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
 class TransformerError(Exception):
     """Base class of all errors of the service."""
 
@@ -117,7 +144,7 @@ class RequestError(TransformerError):
     grpc_code: ClassVar[str] = "INTERNAL"
     retry_after: ClassVar[int | None] = None
     """The value of the Retry-After header in seconds; None omits the header."""
-    path: str = ""
+    path: Path = ()
     """The path of the invalid field; see FieldDetails."""
 
 
@@ -125,14 +152,16 @@ class FieldDetails(Exception):
     """Base class of errors about a field, with the text ``PATH: expected EXPECTED, got GOT; HINT``.
 
     Attributes:
-        path: the field, such as ``parameters.top_k`` or ``instances[3].text``. ``body`` means the whole body. An empty
-            path means no particular field.
+        path: the field, such as ``("parameters", "top_k")`` or ``("instances", 3, "text")``. ``("body",)`` means the
+            whole body. An empty path means no particular field. The constructor takes a path, or one name as a text.
         expected: a noun phrase for the accepted values: ``a number``, ``at most 8 texts``.
         got: a noun phrase for the actual value, often from ``describe``; may be empty.
         hint: advice to the sender, a full clause; may be empty.
     """
 
-    def __init__(self, path: str, expected: str, got: str = "", hint: str = "") -> None:
+    def __init__(self, path: Path | str, expected: str, got: str = "", hint: str = "") -> None:
+        if isinstance(path, str):
+            path = (path,) if path else ()
         super().__init__(path, expected, got, hint)
         self.path, self.expected, self.got, self.hint = path, expected, got, hint
 
@@ -143,15 +172,15 @@ class FieldDetails(Exception):
     def without_hint(self) -> str:
         """The text without the hint."""
         detail = f"expected {self.expected}{self.got and f', got {self.got}'}"
-        return f"{self.path}: {detail}" if self.path else detail
+        return f"{show_path(self.path)}: {detail}" if self.path else detail
 
-    def at(self, path: str) -> Self:
+    def at(self, path: Path | str) -> Self:
         """A copy of this error with another path."""
         return type(self)(path, self.expected, self.got, self.hint)
 
-    def within(self, parent: str) -> Self:
+    def within(self, parent: Path) -> Self:
         """A copy of this error with the prefix ``parent`` in its path."""
-        return self.at(f"{parent}.{self.path}" if self.path else parent)
+        return self.at((*parent, *self.path))
 
 
 class FieldError(FieldDetails, RequestError):
@@ -163,6 +192,13 @@ class InvalidInput(FieldError):
 
     status = 400
     grpc_code = "INVALID_ARGUMENT"
+
+
+class EmptyList(InvalidInput):
+    """A list has no elements, where at least one is required."""
+
+    def __init__(self, path: Path | str, expected: str, got: str = "an empty list", hint: str = "") -> None:
+        super().__init__(path, expected, got, hint)
 
 
 class UnknownModel(FieldError):
@@ -188,12 +224,12 @@ class ContextLengthExceeded(TooLarge):
     """
 
     def __init__(
-        self, path: str, expected: str, got: str = "", hint: str = "", *, limit: int, counted: bool = True
+        self, path: Path | str, expected: str, got: str = "", hint: str = "", *, limit: int, counted: bool = True
     ) -> None:
         super().__init__(path, expected, got, hint)
         self.limit, self.counted = limit, counted
 
-    def at(self, path: str) -> Self:
+    def at(self, path: Path | str) -> Self:
         return type(self)(path, self.expected, self.got, self.hint, limit=self.limit, counted=self.counted)
 
 

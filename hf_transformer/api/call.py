@@ -127,7 +127,7 @@ def apply_triton_parameters(parameters: Mapping[str, Json], context: Context) ->
         return parameters
     timeout = parameters.get(TIMEOUT)
     if timeout is not None and (type(timeout) is not int or timeout < 0):
-        raise InvalidInput(f"parameters.{TIMEOUT}", "a whole number of microseconds, 0 or more", describe(timeout))
+        raise InvalidInput(("parameters", TIMEOUT), "a whole number of microseconds, 0 or more", describe(timeout))
     if timeout:  # 0 means no timeout, as in Triton
         deadline = asyncio.get_running_loop().time() + timeout / 1e6
         context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)

@@ -9,7 +9,7 @@ from types import UnionType
 import orjson
 
 from hf_transformer.api.responses import JSON
-from hf_transformer.errors import FieldError, InvalidInput, RequestError, describe
+from hf_transformer.errors import EmptyList, FieldError, InvalidInput, Path, RequestError, describe
 from hf_transformer.observability.logging import names_of
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
@@ -18,8 +18,6 @@ logger = logging.getLogger(__name__)
 
 RenderError = Callable[[RequestError, int], bytes]
 """Renders an API's error body from an error and its HTTP status."""
-EMPTY = "an empty list"
-"""``FieldError.got`` for a list without elements."""
 
 
 def error_response(render: RenderError, error: RequestError, status: int, *headers: tuple[bytes, bytes]) -> Response:
@@ -45,15 +43,17 @@ def to_request_error(error: Exception, context: Context) -> RequestError:
     return RequestError(f"internal error; the log has it under {context.request_id}")
 
 
-def expect(value: Json, kind: type | UnionType, path: str, expected: str) -> Json:
+def expect(value: Json, kind: type | UnionType, path: Path | str, expected: str) -> Json:
     """Returns a value of type ``kind``. Raises InvalidInput for another type, with the field ``path``."""
     if not isinstance(value, kind):
         raise InvalidInput(path, expected, describe(value))
     return value
 
 
-def expect_items(value: Json, path: str, expected: str) -> list[Json]:
+def expect_items(value: Json, path: Path | str, expected: str) -> list[Json]:
     """Returns a list with at least one element. Raises InvalidInput for any other value, with the field ``path``."""
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(path, expected, "nothing" if value is None else EMPTY if value == [] else describe(value))
+    if value == []:
+        raise EmptyList(path, expected)
+    if not isinstance(value, list):
+        raise InvalidInput(path, expected, "nothing" if value is None else describe(value))
     return value

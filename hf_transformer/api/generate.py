@@ -30,13 +30,14 @@ from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import STREAM, TextStream, event, not_streamed
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL_BYTES, check_nesting
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Context, Json, Query
 
 API = "generate"
@@ -141,14 +142,11 @@ def read_body(
         raise InvalidInput(PROMPT, "a string", "nothing" if prompt is None else describe(prompt))
     nested = expect(body.get("parameters"), dict | None, "parameters", "an object")
     top_level = _normalize({name: value for name, value in body.items() if name not in (PROMPT, "parameters", *ABOUT)})
-    nested = _normalize(nested or {}, "parameters.")
+    nested = _normalize(nested or {}, ("parameters",))
     sampling = _take_sampling(top_level, nested)
     parameters, client_paths = _merge(top_level, nested, sampling)
 
-    def field_name(path: str) -> str:
-        return client_paths.get(path.removeprefix("parameters."), path) if path.startswith("parameters.") else path
-
-    context.field_names = field_name
+    context.field_names = Names(client_paths)
     _rename(parameters, client_paths)
     draws = not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
     if draws and task.settings.generation.top_k == GenerationSettings().top_k:
@@ -160,7 +158,7 @@ def read_body(
     return GenerateRequest(replace(request, name=PROMPT, single=True), stream is True, extra)
 
 
-def _normalize(fields: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
+def _normalize(fields: Mapping[str, Json], parent: Path = ()) -> dict[str, Json]:
     """Parses numbers in strings, as vLLM's backend does, and removes nulls and IGNORED_DEFAULTS."""
     normalized: dict[str, Json] = {}
     for name, value in fields.items():
@@ -172,7 +170,7 @@ def _normalize(fields: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
             default = IGNORED_DEFAULTS[name]
             if value != default or isinstance(value, bool) is not isinstance(default, bool):
                 hint = "the service does not support other values"
-                raise InvalidInput(f"{prefix}{name}", orjson.dumps(default).decode(), describe(value, quote=True), hint)
+                raise InvalidInput((*parent, name), orjson.dumps(default).decode(), describe(value, quote=True), hint)
         else:
             normalized[name] = value
     return normalized
@@ -189,7 +187,7 @@ def _number(text: str) -> Json:
 
 def _take_sampling(top_level: dict[str, Json], nested: dict[str, Json]) -> dict[str, Json]:
     """Removes ``sampling_parameters`` from both levels and returns its fields. Raises InvalidInput or TooLarge."""
-    path = SAMPLING if SAMPLING in top_level else f"parameters.{SAMPLING}"
+    path: Path = (SAMPLING,) if SAMPLING in top_level else ("parameters", SAMPLING)
     value, duplicate = top_level.pop(SAMPLING, None), nested.pop(SAMPLING, None)
     if value is None:
         value = duplicate
@@ -197,10 +195,10 @@ def _take_sampling(top_level: dict[str, Json], nested: dict[str, Json]) -> dict[
         raise InvalidInput(SAMPLING, "one value", "another one in parameters")
     if value is None or value == "":
         return {}
-    return _normalize(json_parameters(expect(value, str, path, "JSON text"), path), f"{path}.")
+    return _normalize(json_parameters(expect(value, str, path, "JSON text"), path), path)
 
 
-def json_parameters(value: Json, path: str) -> dict[str, Json]:
+def json_parameters(value: Json, path: Path | str) -> dict[str, Json]:
     """Reads parameters from an object or JSON text. Raises InvalidInput or TooLarge for the field ``path``."""
     if isinstance(value, str):
         if len(value) > SMALL_BYTES:
@@ -216,24 +214,25 @@ def json_parameters(value: Json, path: str) -> dict[str, Json]:
 
 def _merge(
     top_level: Mapping[str, Json], nested: Mapping[str, Json], sampling: Mapping[str, Json]
-) -> tuple[dict[str, Json], dict[str, str]]:
+) -> tuple[dict[str, Json], dict[Path, Path]]:
     """Merges the parameters, and maps each name to the client's path. Duplicate parameters must have equal values."""
-    parameters, client_paths = dict(top_level), {name: name for name in (*nested, *top_level)}
-    client_paths |= {name: f"parameters.{name}" for name in nested if name not in top_level}
+    parameters = dict(top_level)
+    client_paths: dict[Path, Path] = {("parameters", name): (name,) for name in top_level}
     for fields, parent in ((nested, "parameters"), (sampling, SAMPLING)):
         for name, value in fields.items():
             if parameters.setdefault(name, value) != value:
-                raise InvalidInput(f"{parent}.{name[:40]}", "one value", "two", "the request has another value of it")
-    client_paths |= {name: f"{SAMPLING}.{name}" for name in sampling}
+                raise InvalidInput((parent, name[:40]), "one value", "two", "the request has another value of it")
+    client_paths |= {("parameters", name): (SAMPLING, name) for name in sampling}
     for name in (BAD_WORDS, "stop_words"):
         if parameters.get(name) in ("", []):
             del parameters[name]
     if BAD_WORDS in parameters:
-        raise InvalidInput(client_paths[BAD_WORDS], "no words", hint="the service can't exclude words from a text")
+        path, hint = Names(client_paths)(("parameters", BAD_WORDS)), "the service can't exclude words from a text"
+        raise InvalidInput(path, "no words", hint=hint)
     return parameters, client_paths
 
 
-def _rename(parameters: dict[str, Json], client_paths: dict[str, str]) -> None:
+def _rename(parameters: dict[str, Json], client_paths: dict[Path, Path]) -> None:
     """Converts TensorRT-LLM's parameters to the task's, and updates the client's paths.
 
     ``end_id`` becomes a stop token. ``pad_id`` has no effect, since texts have no padding.
@@ -241,8 +240,8 @@ def _rename(parameters: dict[str, Json], client_paths: dict[str, str]) -> None:
 
     def put(name: str, alias: str, value: Json) -> None:
         if parameters.setdefault(name, value) != value:
-            raise InvalidInput(f"parameters.{alias}", "one value", f"another one in {name}")
-        client_paths[name] = client_paths[alias]
+            raise InvalidInput(("parameters", alias), "one value", f"another one in {name}")
+        client_paths["parameters", name] = Names(client_paths)(("parameters", alias))
 
     if RANDOM_SEED in parameters:
         put("seed", RANDOM_SEED, parameters.pop(RANDOM_SEED))
@@ -261,7 +260,7 @@ def _rename(parameters: dict[str, Json], client_paths: dict[str, str]) -> None:
 def _token_id(value: Json, name: str) -> int:
     if type(value) is not int or value < NO_TOKEN:
         got = str(value) if type(value) is int else describe(value)
-        raise InvalidInput(f"parameters.{name}", f"a token id, or {NO_TOKEN} for none", got)
+        raise InvalidInput(("parameters", name), f"a token id, or {NO_TOKEN} for none", got)
     return value
 
 
@@ -270,14 +269,14 @@ def _set_full_text(parameters: dict[str, Json], streamed: bool) -> None:
     exclude = _take_flag(parameters, EXCLUDE)
     if exclude is not None:
         if parameters.setdefault(FULL, not exclude) is exclude:
-            raise InvalidInput(f"parameters.{EXCLUDE}", f"the opposite of {FULL}", describe(exclude, quote=True))
+            raise InvalidInput(("parameters", EXCLUDE), f"the opposite of {FULL}", describe(exclude, quote=True))
     elif streamed:
         parameters.setdefault(FULL, False)
 
 
 def _take_flag(parameters: dict[str, Json], name: str) -> bool | None:
     """Removes a boolean parameter and returns its value, or None for a missing parameter."""
-    value: bool | None = expect(parameters.pop(name, None), bool | None, f"parameters.{name}", "true or false")
+    value: bool | None = expect(parameters.pop(name, None), bool | None, ("parameters", name), "true or false")
     return value
 
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import orjson
 
+from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.dialects import tei_form
-from hf_transformer.api.dialects.routes import render_detail, render_message
 from hf_transformer.api.dialects.table import ROUTES
+from hf_transformer.api.error_forms import render_detail, render_error, render_message
 from hf_transformer.api.errors import RenderError, error_json
-from hf_transformer.api.openai.fields import TASKS, render_error
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.errors import RequestError
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.openai.fields import TASKS
+from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.api.responses import JsonResponse, json_route
 from hf_transformer.api.service import Model, Models, Service

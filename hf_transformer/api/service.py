@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 from hf_transformer.core.limits import Admission, Limits
 from hf_transformer.core.model import ServedModel
 from hf_transformer.core.pipeline import Pipeline
-from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
+from hf_transformer.errors import InvalidInput, NotReady, Path, UnknownModel
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.metrics import Metrics
@@ -146,7 +146,13 @@ class Models:
     # The choice
 
     def choose(
-        self, name: str | None, context: Context, version: str = "", *, tasks: Collection[str] = (), path: str = ""
+        self,
+        name: str | None,
+        context: Context,
+        version: str = "",
+        *,
+        tasks: Collection[str] = (),
+        path: Path | str = "",
     ) -> Model:
         """Chooses the model of a request, over HTTP and gRPC alike. Sets the names of the context.
 
@@ -176,7 +182,7 @@ class Models:
             self.find(name, version)
         return model
 
-    def find(self, name: str, version: str = "", path: str = "") -> Model:
+    def find(self, name: str, version: str = "", path: Path | str = "") -> Model:
         """Returns the model with this name, alias or adapter. Raises UnknownModel, and NotReady as ``choose`` does."""
         model = self._by_name.get(name)
         if model is None:
@@ -193,7 +199,7 @@ class Models:
             raise UnknownModel("", f"{expected} of model {model.name!r}", f"version {version[:40]!r}")
         return model
 
-    def _only(self, tasks: Collection[str], path: str) -> Model:
+    def _only(self, tasks: Collection[str], path: Path | str) -> Model:
         fitting = [model for model in self.served if model.task.name in tasks]
         if len(fitting) == 1:
             return fitting[0]

@@ -35,7 +35,7 @@ def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
 def not_streamed() -> InvalidInput:
     """The error for a stream request to an API without streams."""
     hint = "V1, generate_stream, OpenAI's endpoints and gRPC's ModelStreamInfer can stream"
-    return InvalidInput(f"parameters.{STREAM}", "false, since this API does not stream", "true", hint)
+    return InvalidInput(("parameters", STREAM), "false, since this API does not stream", "true", hint)
 
 
 class TextStream(ABC):

@@ -82,10 +82,10 @@ def all_parameters(parameters: Mapping[str, Json]) -> dict[str, Json]:
     merged = dict(parameters)
     if JSON_PARAMETERS not in merged:
         return merged
-    parsed = json_parameters(merged.pop(JSON_PARAMETERS), f"parameters.{JSON_PARAMETERS}")
+    parsed = json_parameters(merged.pop(JSON_PARAMETERS), ("parameters", JSON_PARAMETERS))
     duplicates = sorted(merged.keys() & parsed.keys())
     if duplicates:
-        raise InvalidInput(f"parameters.{duplicates[0][:40]}", "one value", f"one in parameters.{JSON_PARAMETERS} too")
+        raise InvalidInput(("parameters", duplicates[0][:40]), "one value", f"one in parameters.{JSON_PARAMETERS} too")
     return merged | parsed
 
 

@@ -118,7 +118,7 @@ def read_tokenize(query: Query, task: Servable) -> tuple[list[PreparedText], Tok
     parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
     tokens = parameters.flag("return_tokens", True)
-    inputs = [read_text_or_pair(value, f"{query.name}[{index}]") for index, value in enumerate(query.instances)]
+    inputs = [read_text_or_pair(value, (query.name, index)) for index, value in enumerate(query.instances)]
     texts = [PreparedText(text, text) for text in inputs]
     if isinstance(task, Task) and prompts:
         options = task.options({name: query.parameters[name] for name in prompts if name in query.parameters})
@@ -138,7 +138,7 @@ def read_lists(query: Query) -> list[TokenIds]:
     for index, instance in enumerate(query.instances):
         if isinstance(instance, dict) and instance.keys() == {"token_ids"}:
             instance = instance["token_ids"]
-        expect(instance, list, f"{query.name}[{index}]", 'a list of token ids or {"token_ids": list}')
+        expect(instance, list, (query.name, index), 'a list of token ids or {"token_ids": list}')
         texts.append(TokenIds(tuple(instance)))
     return texts
 
@@ -146,11 +146,11 @@ def read_lists(query: Query) -> list[TokenIds]:
 def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> None:
     """Raises InvalidInput for an element that is not a token id."""
     for index, text in enumerate(texts):
-        path = f"{name}[{index}]"
+        path = (name, index)
         ids = read_token_ids(list(text.ids), path, tokenizer.vocab_size).ids if text.ids else ()
         for token in set(ids):
             if tokenizer.id_to_token(token) is None:
-                raise InvalidInput(f"{path}[{ids.index(token)}]", "the id of a token", str(token))
+                raise InvalidInput((*path, ids.index(token)), "the id of a token", str(token))
 
 
 def render(texts: Sequence[PreparedText], encodings: Sequence[Encoding], max_length: int) -> bytes:

@@ -39,12 +39,13 @@ from hf_transformer.api.large_json import is_large, write_large, write_small
 from hf_transformer.api.responses import JSON, JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
-from hf_transformer.errors import InvalidInput, RequestError, UnsupportedEncoding, describe
+from hf_transformer.errors import EmptyList, InvalidInput, RequestError, UnsupportedEncoding, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
 from hf_transformer.protocol.json_text import SMALL_BYTES, parse_json
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, Query
 
 CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
@@ -142,7 +143,7 @@ def parse_event(call: Call) -> Query:
     if (data is None) == (encoded is None):
         raise InvalidInput("data", "data or data_base64", "neither" if data is None else "both")
     field = "data_base64" if data is None else "data"
-    call.context.field_names = lambda path: field if path == "body" else path
+    call.context.field_names = Names({("body",): (field,)})
     return parse(_decode(encoded, call) if data is None else data)
 
 
@@ -186,7 +187,7 @@ def parse(payload: Json) -> Query:
     if not isinstance(instances, list):
         raise InvalidInput(name, "a list or a string", describe(instances))
     if not instances:
-        raise InvalidInput(name, "at least one", "an empty list")
+        raise EmptyList(name, "at least one")
     parameters = payload.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidInput("parameters", "an object", describe(parameters))

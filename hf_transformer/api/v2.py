@@ -32,12 +32,12 @@ from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.auth import CONTROL_PATH
+from hf_transformer.api.bodies import GENERATION
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.large_json import write_in_steps
-from hf_transformer.api.openai.fields import GENERATION
 from hf_transformer.api.responses import JsonResponse, get_route, json_route, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
@@ -227,7 +227,7 @@ async def control_model(service: Service, action: str, name: str, parameters: Ma
         raise InvalidInput("", expected, "one without")
     known = (UNLOAD_DEPENDENTS,) if action == "unload" else ()
     for parameter, value in parameters.items():
-        path = f"parameters.{parameter[:40]}"
+        path = ("parameters", parameter[:40])
         if parameter not in known:
             hint = "the operator changes a model's files and configuration in Triton's model repository"
             raise InvalidInput(path, f"no parameter but {UNLOAD_DEPENDENTS}" if known else "no parameters", "one", hint)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from hf_transformer.api.openai.fields import GENERATION
-from hf_transformer.api.openai.fields import TASKS as OPENAI_TASKS
+from hf_transformer.api.bodies import GENERATION
+from hf_transformer.api.bodies import TASKS as OPENAI_TASKS
 from hf_transformer.api.service import UNLOADED, Model, Models
 from hf_transformer.app.loading import LoadedGenerativeModel, LoadedModel, load_model
 from hf_transformer.app.pipelines import Diagnose, PipelineBuilder

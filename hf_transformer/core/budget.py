@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Final
 
 from hf_transformer.core.limits import AdmissionTicket, Limits
-from hf_transformer.errors import ContextLengthExceeded, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, Path, TooLarge
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TextInput
@@ -51,7 +51,7 @@ class Budget:
 
     # Texts
 
-    def few(self, path: str, items: Sequence[Json], others: int = 0) -> None:
+    def few(self, path: Path | str, items: Sequence[Json], others: int = 0) -> None:
         """Raises TooLarge for a longer list than any request may have beside ``others``. Callers ask before they read
         the items."""
         limit = self.limits.max_texts - others
@@ -59,14 +59,14 @@ class Budget:
             expected = f"at most {limit} in a request (--max_instances, --max_sequences)"
             raise TooLarge(path, expected, str(len(items)))
 
-    def add_instances(self, count: int, path: str) -> None:
+    def add_instances(self, count: int, path: Path | str) -> None:
         """Counts instances: the elements of the list ``path``."""
         self.instances += count
         if self.instances > self.limits.max_instances:
             expected = f"at most {self.limits.max_instances} in a request (--max_instances)"
             raise TooLarge(path, expected, str(self.instances))
 
-    def add_sequences(self, count: int, path: str) -> None:
+    def add_sequences(self, count: int, path: Path | str) -> None:
         """Counts texts, pairs and continuations, each of which the model reads by itself."""
         self.sequences += count
         if self.sequences + self._windows > self.limits.max_sequences:
@@ -74,26 +74,26 @@ class Budget:
             expected = f"at most {limit} sequences (texts, pairs and windows) in a request (--max_sequences)"
             raise TooLarge(path, expected, str(self.sequences + self._windows))
 
-    def add_characters(self, count: int, path: str) -> None:
+    def add_characters(self, count: int, path: Path | str) -> None:
         """Counts characters of sequences. A text counts once for each sequence that contains it."""
         self.characters += count
         if self.characters > self.limits.max_total_length:
             expected = f"at most {self.limits.max_total_length} characters in all texts (--max_total_length)"
             raise TooLarge(path, expected, str(self.characters))
 
-    def check_text(self, length: int, path: str, max_length: int) -> None:
+    def check_text(self, length: int, path: Path | str, max_length: int) -> None:
         """Raises ContextLengthExceeded for a text of too many characters. The model reads ``max_length`` tokens."""
         if length > self.limits.max_text_length:
             expected = f"at most {self.limits.max_text_length} characters (--max_text_length)"
             raise ContextLengthExceeded(path, expected, str(length), limit=max_length, counted=False)
 
-    def check_copies(self, count: int, path: str, name: str) -> None:
+    def check_copies(self, count: int, path: Path | str, name: str) -> None:
         """Raises TooLarge for copies of texts of more than --max_total_length, counted in the unit ``name``."""
         if count > self.limits.max_total_length:
             raise TooLarge(path, f"at most {self.limits.max_total_length} {name} (--max_total_length)", str(count))
 
     def add_texts(
-        self, texts: Sequence[TextInput], path: str, max_length: int, *, single: bool = False, times: int = 1
+        self, texts: Sequence[TextInput], path: Path, max_length: int, *, single: bool = False, times: int = 1
     ) -> int:
         """Counts texts that become ``times`` sequences each. Returns the number of characters of all texts, once each.
 
@@ -105,12 +105,12 @@ class Budget:
         for index, text in enumerate(texts):
             length = characters(text)
             if length > self.limits.max_text_length:
-                self.check_text(length, path if single else f"{path}[{index}]", max_length)
+                self.check_text(length, path if single else (*path, index), max_length)
             total += length
         self.add_characters(total * times, path)
         return total
 
-    def check(self, name: str, path: str, sequences: int, characters: int, values: int = 0) -> None:
+    def check(self, name: str, path: Path | str, sequences: int, characters: int, values: int = 0) -> None:
         """Raises TooLarge if the request can't have so many more sequences, characters and values of the answer.
 
         ``name`` is the list of instances, and ``path`` the last one that was read.
@@ -171,14 +171,14 @@ class Budget:
         ``hold`` does."""
         self.for_threads()._reserve(0, size, "body")
 
-    def _reserve(self, tokens: int, size: int, path: str = "instances") -> None:
+    def _reserve(self, tokens: int, size: int, path: Path | str = "instances") -> None:
         if self.ticket is not None:
             self._require_bytes(size, path)
             self.ticket.reserve(tokens, size)
 
     # Answers
 
-    def add_values(self, count: int, size: int, path: str) -> None:
+    def add_values(self, count: int, size: int, path: Path | str) -> None:
         """Counts about ``count`` values of the answer, and the ``size`` bytes that they take, before they are made.
 
         Raises TooManyRequests if the other requests in flight leave no room for these bytes.
@@ -190,7 +190,7 @@ class Budget:
         if size:
             self.hold(size, path)
 
-    def check_values(self, count: int, path: str, name: str) -> None:
+    def check_values(self, count: int, path: Path | str, name: str) -> None:
         """Raises TooLarge for more values than an answer may have, which messages call ``name``."""
         if count > self.limits.max_answer_values:
             raise TooLarge(path, f"at most {self.limits.max_answer_values} {name} (--max_answer_values)", str(count))
@@ -199,7 +199,7 @@ class Budget:
         """The number of tokens that an answer may have with ``values`` values of each."""
         return (self.limits.max_answer_values - self.values) // values
 
-    def hold(self, size: int, path: str) -> None:
+    def hold(self, size: int, path: Path | str) -> None:
         """Counts bytes that the request takes until it is answered: copies, and the answer itself.
 
         Raises TooLarge if they would not fit alone, and TooManyRequests if the other requests in flight leave no room.
@@ -210,7 +210,7 @@ class Budget:
                 self._require_bytes(size, path)
             ticket.hold(size)
 
-    def _require_bytes(self, size: int, path: str) -> None:
+    def _require_bytes(self, size: int, path: Path | str) -> None:
         ticket = self.ticket
         if ticket is not None and ticket.held + size > (most := ticket.admission.max_bytes):
             expected = f"a request that takes at most {most} bytes with its copies and its answer"

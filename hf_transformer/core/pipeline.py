@@ -83,7 +83,7 @@ class Pipeline(ABC):
         """
         budget = self._budget(context)
         # Alone, since the texts of generative scoring are counted again when they become prompts.
-        budget.expect(Budget(budget.limits).add_texts(texts, "instances", self.tokenizer.max_length))
+        budget.expect(Budget(budget.limits).add_texts(texts, ("instances",), self.tokenizer.max_length))
         if options.token_values:
             options = replace(options, max_tokens=budget.most_tokens(options.token_values))
         encodings = await self.tokenizer.encode_off_loop(texts, self._executor, options)
@@ -162,7 +162,7 @@ class PredictivePipeline(Pipeline):
                 request.texts, self._executor, tokenization, request.characters
             )
         except TooLarge as error:  # the tokenizer doesn't know the API's name of the instances
-            raise error.at(query.name if error.path == "instances" else error.path) from None
+            raise error.at(query.name if error.path == ("instances",) else error.path) from None
         entries = self._make_entries(request, windows)
         context.instances, context.tokens, context.values = len(request.items), request.tokens, request.size
         budget.add_tokens(request.tokens)
@@ -210,7 +210,7 @@ class PredictivePipeline(Pipeline):
         if len(instances) + budget.instances > limits.max_instances:
             budget.add_instances(len(instances), name)
         for index, instance in enumerate(instances):
-            path = f"{name}[{index}]"
+            path = (name, index)
             item = task.item(instance, path, options)
             if has_expansion and (least := task.expansion(item, options)) is not None:
                 values += least.values
@@ -281,7 +281,7 @@ class PredictivePipeline(Pipeline):
         """Counts truncated items. Raises RequestError if the model can't read an encoding."""
         task, truncated = self.task, set()
         for index, texts in enumerate(request.encodings()):
-            path = f"{request.query.name}[{index}]"
+            path = (request.query.name, index)
             for number, windows in enumerate(texts):
                 for encoding in windows:
                     if not encoding.ids:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self
 
 import orjson
 
-from hf_transformer.errors import InvalidInput, TooLarge, TooManyRequests, Unavailable
+from hf_transformer.errors import InvalidInput, Path, TooLarge, TooManyRequests, Unavailable
 from hf_transformer.generation.constraint import Constraint
 from hf_transformer.types.request import Json
 
@@ -83,7 +83,7 @@ class ChildPool:
         if self._is_open and self._nursery is None:
             self._in_background(self._warm_up())
 
-    async def run(self, task: Task, constraint: Constraint, path: str, text: str = "") -> Json:
+    async def run(self, task: Task, constraint: Constraint, path: Path, text: str = "") -> Json:
         """Returns the answer of a task; ``path`` is the field of the constraint.
 
         Raises:
@@ -119,7 +119,7 @@ class ChildPool:
         async with self._slots:
             self._idle.append(await self._child())
 
-    async def _run(self, message: bytes, path: str) -> Json:
+    async def _run(self, message: bytes, path: Path) -> Json:
         child: Child | None = None
         try:
             child = self._idle.pop() if self._idle else await self._child()

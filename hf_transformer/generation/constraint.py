@@ -20,7 +20,7 @@ from typing import Final, Literal, Self
 
 import orjson
 
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
 from hf_transformer.generation.tools import BEGIN, END
 from hf_transformer.types.request import Json
 
@@ -107,7 +107,7 @@ class Constraint:
 # Reading
 
 
-def read_structured_outputs(value: Json, path: str, max_bytes: int) -> Constraint:
+def read_structured_outputs(value: Json, path: Path, max_bytes: int) -> Constraint:
     """Reads vLLM's ``structured_outputs``, an object or its JSON text, with exactly one of ``KINDS``.
 
     Raises:
@@ -118,15 +118,15 @@ def read_structured_outputs(value: Json, path: str, max_bytes: int) -> Constrain
     fields = {name: item for name, item in fields.items() if item is not None}
     for name in fields:
         if name not in KINDS and not (name in _SWITCHES and fields[name] is False):
-            raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(KINDS)}", "an unsupported name")
+            raise InvalidInput((*path, name[:40]), f"one of {', '.join(KINDS)}", "an unsupported name")
     present = [name for name in KINDS if fields.get(name) not in (None, False)]
     if len(present) != 1:
         raise InvalidInput(path, f"exactly one of {', '.join(KINDS)}", " and ".join(present) or "none")
     [name] = present
-    return read_kind(KINDS[name], fields[name], f"{path}.{name}", max_bytes)
+    return read_kind(KINDS[name], fields[name], (*path, name), max_bytes)
 
 
-def read_kind(kind: ConstraintKind, value: Json, path: str, max_bytes: int) -> Constraint:
+def read_kind(kind: ConstraintKind, value: Json, path: Path, max_bytes: int) -> Constraint:
     """Reads the value of one of ``KINDS``. Raises InvalidInput or TooLarge."""
     if kind == "json_object":
         if value is not True:
@@ -145,7 +145,7 @@ def read_kind(kind: ConstraintKind, value: Json, path: str, max_bytes: int) -> C
     return Constraint.of(kind, value)
 
 
-def read_schema(value: Json, path: str, max_bytes: int) -> str:
+def read_schema(value: Json, path: Path, max_bytes: int) -> str:
     """Returns the JSON text of a schema after checks of its size, depth and references.
 
     Raises:
@@ -161,7 +161,7 @@ def read_schema(value: Json, path: str, max_bytes: int) -> str:
             if isinstance(item, dict):
                 for name, member in item.items():
                     if position == "schema" and name in _REFERENCES and isinstance(member, str):
-                        _check_reference(member, f"{path}.{name}")
+                        _check_reference(member, (*path, name))
                     below.append((member, _position(position, name)))
             elif isinstance(item, list):
                 below += [(member, position) for member in item]
@@ -178,13 +178,13 @@ def _position(position: str, name: str) -> str:
     return _INSIDE.get(name, "schema") if position == "schema" else "schema" if position == "schemas" else position
 
 
-def _check_reference(reference: str, path: str) -> None:
+def _check_reference(reference: str, path: Path) -> None:
     if not reference.startswith("#"):
         hint = "the service loads no other documents"
         raise InvalidInput(path, "a reference within the schema, such as '#/$defs/item'", repr(reference[:80]), hint)
 
 
-def _json_object(value: Json, path: str, max_bytes: int) -> dict[str, Json]:
+def _json_object(value: Json, path: Path, max_bytes: int) -> dict[str, Json]:
     """Returns an object that may be given as JSON text."""
     if isinstance(value, str):
         _check_bytes(len(value.encode()), path, 2 * max_bytes)  # quotes inside a string are escaped
@@ -197,7 +197,7 @@ def _json_object(value: Json, path: str, max_bytes: int) -> dict[str, Json]:
     return value
 
 
-def _check_bytes(size: int, path: str, max_bytes: int) -> None:
+def _check_bytes(size: int, path: Path, max_bytes: int) -> None:
     if size > max_bytes:
         raise TooLarge(path, f"at most {max_bytes} bytes (--max_schema_bytes)", str(size))
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from hf_transformer.errors import TooLarge, TooManyRequests
+from hf_transformer.errors import Path, TooLarge, TooManyRequests
 from hf_transformer.generation.grammars import STATE_BYTES
 
 Key: TypeAlias = tuple[object, bytes, int]
@@ -60,7 +60,7 @@ class GrammarMemory:
                 self._recent.move_to_end(key)
             return found
 
-    def reserve(self, size: int, states: int, path: str) -> None:
+    def reserve(self, size: int, states: int, path: Path) -> None:
         """Takes the bytes of a constraint that will be compiled. ``add`` or ``give_back`` follows.
 
         Raises:

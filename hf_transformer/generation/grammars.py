@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, Path
 from hf_transformer.generation.constraint import ANY_OBJECT, Constraint, call_text
 from hf_transformer.generation.tools import BEGIN
 from hf_transformer.types.request import Json
@@ -87,7 +87,7 @@ def byte_tokenizer() -> Any:
     return tokenizer_of([bytes((byte,)) for byte in range(256)], [])
 
 
-def compile_grammar(tokenizer: Any, constraint: Constraint, path: str, states: int = LEXER_STATES) -> Any:
+def compile_grammar(tokenizer: Any, constraint: Constraint, path: Path, states: int = LEXER_STATES) -> Any:
     """Compiles a constraint to a matcher. Raises InvalidInput with the library's reason.
 
     llguidance bounds neither the time nor the memory of this: a child process tries it first.
@@ -110,7 +110,7 @@ def needs_states(matcher: Any) -> bool:
     return bool(matcher.is_error() and _TOO_MANY_STATES in matcher.get_error())
 
 
-def failure(matcher: Any, path: str) -> InvalidInput:
+def failure(matcher: Any, path: Path) -> InvalidInput:
     """The error of a matcher that failed after it was compiled, as a sentence."""
     reason = _reason(matcher.get_error())
     if reason.startswith("NoExtension"):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, Path
 from hf_transformer.extras import install_command
 from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint
@@ -81,7 +81,7 @@ class GrammarCompiler:
     def __del__(self) -> None:
         self._sandbox.memory.forget(self._owner)
 
-    async def prepare(self, constraint: Constraint, path: str, executor: Executor) -> CompiledGrammar:
+    async def prepare(self, constraint: Constraint, path: Path, executor: Executor) -> CompiledGrammar:
         """Compiles a constraint in a thread, if a child process could. The caller keeps the result until its texts end.
 
         Raises:
@@ -103,7 +103,7 @@ class GrammarCompiler:
         find, owner, key = self._sandbox.memory.find, self._owner, constraint.key
         return find((owner, key, MAX_LEXER_STATES)) or find((owner, key, LEXER_STATES))
 
-    def compile(self, constraint: Constraint, path: str, size: int, states: int) -> CompiledGrammar:
+    def compile(self, constraint: Constraint, path: Path, size: int, states: int) -> CompiledGrammar:
         """Compiles a constraint of ``size`` bytes, or returns one that another thread has compiled meanwhile.
 
         Raises InvalidInput, TooLarge and TooManyRequests.
@@ -123,7 +123,7 @@ class GrammarCompiler:
             raise
         return memory.add(key, matcher, size, states, cost)
 
-    def _check_first(self, matcher: Any, path: str) -> int:
+    def _check_first(self, matcher: Any, path: Path) -> int:
         """Returns the cost of a text's first mask. Raises InvalidInput if no token can begin a text."""
         began, first = time.thread_time(), matcher.deep_copy()
         bits = np.frombuffer(first.compute_bitmask(), np.uint8)
@@ -133,7 +133,7 @@ class GrammarCompiler:
             raise InvalidInput(path, "a constraint that the model's tokens can write")
         return _cost(time.thread_time() - began)
 
-    def mask(self, constraint: Constraint, path: str, ends: frozenset[int], min_tokens: int) -> TokenMask:
+    def mask(self, constraint: Constraint, path: Path, ends: frozenset[int], min_tokens: int) -> TokenMask:
         """Returns the mask of a new text with a constraint that ``prepare`` has compiled."""
         grammar = self.find(constraint)
         if grammar is None:
@@ -157,7 +157,7 @@ class TokenMask:
         more_states: Callable[[], CompiledGrammar],
         memory: GrammarMemory,
         size: int,
-        path: str,
+        path: Path,
         ends: frozenset[int],
         min_tokens: int,
     ) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.pipeline import TRIAL_TEXT, Pipeline, PipelineOptions
-from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge, show_path
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stream import LOGPROB_BYTES, Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
@@ -148,7 +148,7 @@ class GenerationPipeline(Pipeline):
             if field not in self.supported_fields:
                 expected = f"a parameter that this {self._generator.interface} model supports"
                 hint = self._generator.hints.get(field, "leave it out")
-                hint = f"the service's {name} sets it" if name.startswith("--") else hint
+                hint = f"the service's {name} sets it" if isinstance(name, str) and name.startswith("--") else hint
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
         if not request.prompts:
             raise InvalidInput(request.name, "at least one prompt", "none")
@@ -167,7 +167,7 @@ class GenerationPipeline(Pipeline):
         """
         sampling, prompts, limit = request.sampling, request.prompts, budget.limits.max_sequences
         longest = self._settings.max_length
-        length = budget.add_texts(prompts, request.name, longest, single=request.single, times=sampling.n)
+        length = budget.add_texts(prompts, (request.name,), longest, single=request.single, times=sampling.n)
         count = len(prompts) * sampling.n
         if count > limit:
             each = f"{len(prompts)} with {sampling.names.get('n', 'n')}={sampling.n}"
@@ -244,11 +244,11 @@ class GenerationPipeline(Pipeline):
             room = min(room, max_new)
         elif request.max_length is not None:
             if request.max_length <= used:
-                expected = f"more than the {used} tokens before the new text of {path}"
+                expected = f"more than the {used} tokens before the new text of {show_path(path)}"
                 hint = "set a larger value, or the number of new tokens"
                 raise InvalidInput(sampling.path("max_length"), expected, str(request.max_length), hint)
             room = min(room, request.max_length - used)
         if sampling.min_tokens > room:
-            expected = f"at most {room}, the limit of new tokens of {path}"
+            expected = f"at most {room}, the limit of new tokens of {show_path(path)}"
             raise InvalidInput(sampling.path("min_tokens"), expected, str(sampling.min_tokens))
         return room

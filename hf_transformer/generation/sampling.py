@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, describe
+from hf_transformer.errors import InvalidInput, Path, PredictorError, TooLarge, describe, show_path
 from hf_transformer.generation.constraint import (
     KINDS,
     Constraint,
@@ -89,7 +89,7 @@ def _flag_or_name(parameters: Parameters, field: str) -> str:
 
 def _require_at_most(limit: int, count: int, name: str, unit: str) -> int:
     if count > limit:
-        raise TooLarge(f"parameters.{name}", f"at most {limit} {unit}", str(count))
+        raise TooLarge(("parameters", name), f"at most {limit} {unit}", str(count))
     return count
 
 
@@ -98,7 +98,7 @@ def _min_tokens(parameters: Parameters, name: str, tokens: str | None, limit: in
     minimum = parameters.integer(name, 0, 0)
     if limit is not None and minimum > limit:
         source = tokens or "the default number of new tokens"
-        raise InvalidInput(f"parameters.{name}", f"at most {limit} ({source})", str(minimum))
+        raise InvalidInput(("parameters", name), f"at most {limit} ({source})", str(minimum))
     return minimum
 
 
@@ -111,12 +111,12 @@ def _stop(parameters: Parameters, name: str, vocab_size: int) -> tuple[str, ...]
     for size in map(len, stops):
         if not 0 < size <= MAX_STOP_LENGTH:
             error = TooLarge if size else InvalidInput
-            raise error(f"parameters.{name}", f"strings of 1 to {MAX_STOP_LENGTH} characters", f"{size} characters")
+            raise error(("parameters", name), f"strings of 1 to {MAX_STOP_LENGTH} characters", f"{size} characters")
     return tuple(stops)
 
 
 def _stop_token_ids(parameters: Parameters, name: str, vocab_size: int) -> tuple[int, ...]:
-    path, ids = f"parameters.{name}", parameters.get(name)
+    path, ids = ("parameters", name), parameters.get(name)
     if not isinstance(ids, list):
         raise InvalidInput(path, "a list of token ids", describe(ids))
     _require_at_most(MAX_STOP_TOKENS, len(ids), name, "token ids")
@@ -129,7 +129,7 @@ def _stop_token_ids(parameters: Parameters, name: str, vocab_size: int) -> tuple
 
 def _logit_bias(parameters: Parameters, name: str, vocab_size: int) -> dict[int, float]:
     """Parses {"id": bias}. Token ids are strings, because JSON keys are strings."""
-    path, biases = f"parameters.{name}", parameters.get(name)
+    path, biases = ("parameters", name), parameters.get(name)
     if not isinstance(biases, dict):
         raise InvalidInput(path, "an object of biases by token id", describe(biases))
     _require_at_most(MAX_BIASES, len(biases), name, "token ids")
@@ -162,7 +162,7 @@ def read_sampling(
     tokens: str | None,
     default_tokens: int | None = None,
     logprobs: tuple[int, str] | None = None,
-    constraint: tuple[Constraint, str] | None = None,
+    constraint: tuple[Constraint, Path | str] | None = None,
     max_schema_bytes: int = GenerationSettings().max_schema_bytes,
     echo: bool = False,
 ) -> Sampling:
@@ -180,9 +180,9 @@ def read_sampling(
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.
     """
     values: dict[str, Any] = {}
-    names = {"max_length": "max_length"} if "max_length" in parameters else {}
+    names: dict[str, Path | str] = {"max_length": "max_length"} if "max_length" in parameters else {}
 
-    def put(field: str, value: Any, name: str) -> None:
+    def put(field: str, value: Any, name: Path | str) -> None:
         values[field] = value
         if value != getattr(NEUTRAL, field):
             names[field] = name
@@ -200,7 +200,7 @@ def read_sampling(
             put(field, parameters.number(field, default, least, most), _flag_or_name(parameters, field))
     if 0 < (temperature := values.get("temperature", 1.0)) < MIN_POSITIVE:
         expected = f"0, or a number from {MIN_POSITIVE:g} to {_RANGES['temperature'][1]:g}"
-        raise InvalidInput("parameters.temperature", expected, f"{temperature:g}")
+        raise InvalidInput(("parameters", "temperature"), expected, f"{temperature:g}")
     if "top_k" in parameters or defaults.top_k:  # -1 (vLLM) and 0 (transformers) mean the whole vocabulary
         put("top_k", max(parameters.integer("top_k", defaults.top_k, -1), 0), _flag_or_name(parameters, "top_k"))
     for field, known, read in _READERS:
@@ -234,16 +234,17 @@ def structured_fields(parameters: Parameters) -> list[str]:
 
 
 def _read_structured(
-    parameters: Parameters, names: Sequence[str], from_api: tuple[Constraint, str] | None, max_bytes: int
+    parameters: Parameters, names: Sequence[str], from_api: tuple[Constraint, Path | str] | None, max_bytes: int
 ) -> tuple[Constraint, str]:
     """Reads the fields ``names``, and returns their constraint with the name of the first field. Raises InvalidInput if
     there is another constraint."""
     first = names[0]
     if from_api is not None:
-        raise InvalidInput(f"parameters.{first}", "one constraint in a request", f"another one in {from_api[1]}")
+        got = f"another one in {show_path(from_api[1])}"
+        raise InvalidInput(("parameters", first), "one constraint in a request", got)
     constraints = []
     for name in names:
-        value, path = parameters.get(name), f"parameters.{name}"
+        value, path = parameters.get(name), ("parameters", name)
         if name == STRUCTURED:
             constraints.append(read_structured_outputs(value, path, max_bytes))
         else:

@@ -291,7 +291,7 @@ class Generation:
         async for piece in self:
             if piece.tokens and self._budget is not None:
                 count = len(piece.tokens) * each
-                self._budget.add_values(count, count * LOGPROB_BYTES, "parameters.logprobs")
+                self._budget.add_values(count, count * LOGPROB_BYTES, ("parameters", "logprobs"))
             pieces[piece.prompt, piece.choice].append(piece)
         texts: list[list[Piece]] = [[] for _ in range(self._sequences[-1].key[0] + 1)]
         for (prompt, choice), parts in pieces.items():

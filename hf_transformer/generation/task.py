@@ -46,10 +46,10 @@ class TextGeneration(Servable):
         echo = reader.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
         if echo and not self.knows_full_text:
             hint = f"{self.name} returns the new text alone"
-            raise InvalidInput("parameters.return_full_text", "false", "true", hint)
+            raise InvalidInput(("parameters", "return_full_text"), "false", "true", hint)
         tokens = reader.one_of(*MAX_TOKENS)
         if tokens is not None and "max_length" in reader:
-            raise InvalidInput("parameters.max_length", f"either max_length or {tokens}", "both")
+            raise InvalidInput(("parameters", "max_length"), f"either max_length or {tokens}", "both")
         max_length = None if tokens is not None else reader.integer("max_length", defaults.max_length, 1)
         size, limit = self.settings.vocabulary.vocab_size, defaults.max_schema_bytes
         sampling = read_sampling(reader, defaults, size, tokens=tokens, max_schema_bytes=limit)
@@ -58,7 +58,7 @@ class TextGeneration(Servable):
     def request(self, query: Query) -> GenerationRequest:
         """Parses a V1 or V2 request. Raises RequestError for an invalid instance or parameter."""
         request = self.options(query.parameters)
-        request.prompts = [read_text(text, f"{query.name}[{index}]") for index, text in enumerate(query.instances)]
+        request.prompts = [read_text(text, (query.name, index)) for index, text in enumerate(query.instances)]
         request.name = query.name
         return request
 

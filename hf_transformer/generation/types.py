@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
+from hf_transformer.errors import Path
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.constraint import Constraint, StructuredOutputForm
 from hf_transformer.observability.metrics import Work
@@ -62,11 +63,12 @@ class Sampling:
     score_ids: tuple[int, ...] = ()
     n: int = 1
     constraint: Constraint | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, Path | str] = field(default_factory=dict)
 
-    def path(self, field: str) -> str:
+    def path(self, field: str) -> Path:
         """Path of a field for FieldError, with the client's parameter name."""
-        return f"parameters.{self.names.get(field, field).removeprefix('--')}"
+        name = self.names.get(field, field)
+        return ("parameters", name.removeprefix("--")) if isinstance(name, str) else ("parameters", *name)
 
 
 NEUTRAL = Sampling()
@@ -94,9 +96,9 @@ class GenerationRequest:
     name: str = "instances"
     single: bool = False
 
-    def prompt_path(self, index: int) -> str:
+    def prompt_path(self, index: int) -> Path:
         """Path of a prompt for FieldError."""
-        return self.name if self.single else f"{self.name}[{index}]"
+        return (self.name,) if self.single else (self.name, index)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ def check(constraint: Constraint) -> None:
     for part in schemas:
         schema = part.schema
         if schema is None or _has_patterns(part):
-            compile_grammar(bytes_vocabulary(), part, "")
+            compile_grammar(bytes_vocabulary(), part, ())
         else:
             _check_schema(schema)
 
@@ -102,7 +102,7 @@ def _validator(schema: Json) -> Any:
 
 
 def _matches(constraint: Constraint, text: str) -> bool:
-    matcher, data = compile_grammar(bytes_vocabulary(), constraint, ""), list(text.encode())
+    matcher, data = compile_grammar(bytes_vocabulary(), constraint, ()), list(text.encode())
     return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())
 
 

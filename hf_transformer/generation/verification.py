@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from hf_transformer.errors import ConfigError, PredictorError
+from hf_transformer.errors import ConfigError, Path, PredictorError
 from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.grammars import IS_INSTALLED
@@ -31,13 +31,13 @@ class Verifier:
     def __init__(self, children: ChildPool) -> None:
         self._children = children
 
-    async def prepare(self, constraint: Constraint, path: str) -> None:
+    async def prepare(self, constraint: Constraint, path: Path) -> None:
         """Raises InvalidInput for a constraint that can't be verified, and TooLarge for one that takes too much time or
         memory."""
         if constraint.kind != "choice":
             await self._children.run("check", constraint, path)
 
-    async def verify(self, constraint: Constraint, text: str, path: str) -> None:
+    async def verify(self, constraint: Constraint, text: str, path: Path) -> None:
         """Raises BrokenForm for a text without the form, and InvalidInput or TooLarge for a constraint that can't be
         applied to it."""
         if constraint.kind == "choice":

@@ -42,7 +42,7 @@ def model_spec(metadata: pb.ModelMetadataResponse, config: pb.ModelConfig | None
         )
         return ModelSpec(_name(metadata), version, inputs, outputs, max_batch_size=None)
     if config.max_batch_size < 0:
-        raise Malformed("config.max_batch_size", "a number of at least 0", str(config.max_batch_size))
+        raise Malformed(("config", "max_batch_size"), "a number of at least 0", str(config.max_batch_size))
     return ModelSpec(
         _name(metadata),
         version,
@@ -70,7 +70,7 @@ def _name(message: Any) -> str:
     """The name in a message. Raises Malformed where it is missing."""
     name: str = message.name
     if not name:
-        raise Malformed(f"{message.DESCRIPTOR.name}.name", "a name")
+        raise Malformed((message.DESCRIPTOR.name, "name"), "a name")
     return name
 
 
@@ -86,5 +86,5 @@ def _datatype(name: str, number: pb.DataType) -> str:
     """The protocol's datatype for a number of protobuf's enumeration. Raises Malformed for an unknown one."""
     known = pb.DataType.DESCRIPTOR.values_by_number.get(number)
     if known is None or known.name not in _DATATYPES:
-        raise Malformed(f"config.{name}.data_type", "a known datatype", str(number) if known is None else known.name)
+        raise Malformed(("config", name, "data_type"), "a known datatype", str(number) if known is None else known.name)
     return _DATATYPES[known.name]

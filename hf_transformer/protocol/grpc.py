@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from hf_transformer.errors import describe
+from hf_transformer.errors import Key, Path, describe
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     BYTE_SIZE,
@@ -152,7 +152,7 @@ def _tensors(
             else:
                 tensors[name] = Tensor(name, datatype, decode_typed(datatype, shape, entry.contents))
         except Malformed as error:
-            raise error.within(f"outputs[{name!r}]") from error
+            raise error.within(("outputs", Key(name))) from error
     return tensors
 
 
@@ -186,7 +186,7 @@ def repository_parameters(parameters: Mapping[str, Json]) -> dict[str, pb.ModelR
 
 
 def _repository_parameter(name: str, value: Json) -> pb.ModelRepositoryParameter:
-    path = f"parameters[{name!r}]"
+    path = ("parameters", Key(name))
     try:
         match value:
             case str() if name.startswith(FILE_PREFIX):
@@ -234,7 +234,9 @@ def bytes_field_head(number: int, size: int) -> bytes:
     return bytes(head)
 
 
-def fields(message: memoryview, limit: int | None = None, path: str = "body") -> Iterator[tuple[int, int, int, int]]:
+def fields(
+    message: memoryview, limit: int | None = None, path: Path | str = "body"
+) -> Iterator[tuple[int, int, int, int]]:
     """The fields of a serialized message in order: key, start of the field, start of the value, end of both.
 
     Raises Malformed for invalid bytes and for more than ``limit`` fields; ``path`` is the message's.
@@ -265,7 +267,7 @@ def fields(message: memoryview, limit: int | None = None, path: str = "body") ->
         yield key, start, value, position
 
 
-def _varint(message: memoryview, position: int, path: str) -> tuple[int, int]:
+def _varint(message: memoryview, position: int, path: Path | str) -> tuple[int, int]:
     """The number at ``position``, at most 64 bits in ten bytes, and the position after it."""
     if position < len(message) and message[position] < 0x80:  # the usual case: keys, and the lengths of names
         return message[position], position + 1

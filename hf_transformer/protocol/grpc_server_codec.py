@@ -166,7 +166,7 @@ def _split_raw(body: memoryview, max_elements: int) -> tuple[bytes, list[memoryv
             try:
                 _check_input(body[value:end], max_elements)
             except (Malformed, TooLarge) as error:
-                raise error.within(f"inputs[{inputs}]") from error
+                raise error.within(("inputs", inputs)) from error
             inputs += 1
             check_tensor_count("inputs", inputs)
         elif key == _OUTPUTS:
@@ -207,10 +207,10 @@ def _inputs(
             check_input_parameters(parameters, ignored)
             size = 0 if contents is None else len(contents)
             if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, also over REST
-                raise Malformed(f"parameters.{BINARY_DATA_SIZE}", f"the {size} bytes of the raw contents")
+                raise Malformed(("parameters", BINARY_DATA_SIZE), f"the {size} bytes of the raw contents")
             tensors[name] = _input(name, entry, contents, max_elements)
     except (Malformed, TooLarge) as error:
-        raise error.within(f"inputs[{len(tensors)}]") from error
+        raise error.within(("inputs", len(tensors))) from error
     return tensors
 
 
@@ -244,6 +244,6 @@ def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, Json]:
     for name, message in messages.items():
         choice = message.WhichOneof("parameter_choice")
         if choice is None:
-            raise Malformed(f"parameters.{shorten(name, 40)}", "a boolean, number or string")
+            raise Malformed(("parameters", shorten(name, 40)), "a boolean, number or string")
         parameters[name] = getattr(message, choice)
     return parameters

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hf_transformer.errors import TooLarge, describe
+from hf_transformer.errors import Path, TooLarge, describe
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
@@ -150,7 +150,7 @@ def _over(excess: tuple[str, str]) -> TooLarge:
     return TooLarge("body", *excess, f"the limit follows from {flags}")
 
 
-def check_nesting(text: bytes, path: str) -> None:
+def check_nesting(text: bytes, path: Path | str) -> None:
     """Raises TooLarge for a JSON text with lists and objects nested deeper than MAX_NESTING.
 
     A text has as many brackets as levels, so most texts need no more than two counts.
@@ -159,11 +159,11 @@ def check_nesting(text: bytes, path: str) -> None:
         raise _too_deep(path)
 
 
-def _too_deep(path: str) -> TooLarge:
+def _too_deep(path: Path | str) -> TooLarge:
     return TooLarge(path, f"lists and objects nested at most {MAX_NESTING} deep")
 
 
-def check_depth(path: str, value: Json, limits: JsonLimits) -> None:
+def check_depth(path: Path | str, value: Json, limits: JsonLimits) -> None:
     """Raises TooLarge for too deeply nested lists and objects, because a value's indented JSON grows with its depth."""
     level = [value]
     for _ in range(limits.depth + 1):

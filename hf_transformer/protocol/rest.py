@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from hf_transformer.errors import PredictorError, describe
+from hf_transformer.errors import Key, PredictorError, describe
 from hf_transformer.protocol.descriptions import from_json, model_spec, repository_entries, server_description
 from hf_transformer.protocol.json_text import json_object, parse_answer
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -105,7 +105,7 @@ def decode_infer_response(
             else:
                 raise Malformed("", f"data or {BINARY_DATA_SIZE}", "neither")
         except Malformed as error:
-            raise error.within(f"outputs[{name!r}]") from error
+            raise error.within(("outputs", Key(name))) from error
     if raw:
         raise Malformed("body", "no bytes behind the last tensor", str(len(raw)))
     return tensors
@@ -119,7 +119,7 @@ def binary_size(parameters: Mapping[str, Json], remaining: int) -> int | None:
     size = parameters.get(BINARY_DATA_SIZE)
     if size is not None and (type(size) is not int or not 0 <= size <= remaining):
         raise Malformed(
-            f"parameters.{BINARY_DATA_SIZE}", f"a number of bytes up to the remaining {remaining}", shorten(size)
+            ("parameters", BINARY_DATA_SIZE), f"a number of bytes up to the remaining {remaining}", shorten(size)
         )
     return size
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
-from hf_transformer.errors import TooLarge, describe
+from hf_transformer.errors import Path, TooLarge, describe
 from hf_transformer.protocol.json_text import JsonLimits, json_object, parse_json
 from hf_transformer.protocol.rest import BINARY_DATA_SIZE, binary_size, split_body
 from hf_transformer.protocol.server_codec import (
@@ -143,7 +143,7 @@ def _inputs(
             else:
                 tensors[name] = Tensor(name, datatype, decode_json(datatype, shape, data))
     except (Malformed, TooLarge) as error:
-        raise error.within(f"inputs[{len(tensors)}]") from error
+        raise error.within(("inputs", len(tensors))) from error
     if position != len(raw):
         raise Malformed("body", "no bytes behind the last tensor", str(len(raw) - position))
     return tensors
@@ -162,7 +162,7 @@ def _outputs(entries: Json, ignored: list[str]) -> dict[str, bool | None]:
     )
 
 
-def _check_entries(path: str, entries: Json) -> None:
+def _check_entries(path: Path | str, entries: Json) -> None:
     """Raises Malformed unless ``entries`` is a list of at most MAX_TENSORS tensors."""
     if not isinstance(entries, list):
         raise Malformed(path, "a list of tensors", describe(entries))

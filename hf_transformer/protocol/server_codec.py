@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hf_transformer.errors import describe
+from hf_transformer.errors import Path, describe
 from hf_transformer.protocol.rest import BINARY_DATA_SIZE
 from hf_transformer.protocol.tensors import Malformed, check_extent, decode_raw, raw_elements
 from hf_transformer.types.request import Json
@@ -54,7 +54,7 @@ class InferResponse:
 
 
 BINARY_DATA, BINARY_DATA_OUTPUT = "binary_data", "binary_data_output"
-BINARY_DATA_PATH, BINARY_DATA_OUTPUT_PATH = f"parameters.{BINARY_DATA}", f"parameters.{BINARY_DATA_OUTPUT}"
+BINARY_DATA_PATH, BINARY_DATA_OUTPUT_PATH = ("parameters", BINARY_DATA), ("parameters", BINARY_DATA_OUTPUT)
 CONTENT_TYPE, TEXT = "content_type", "str"
 """The parameter by which clients of MLServer and Seldon declare a BYTES input's content, and the only supported value,
 UTF-8 text."""
@@ -70,7 +70,7 @@ MAX_TENSORS = 16
 """The maximum number of inputs, or outputs, of a request: more than any task has."""
 
 
-def check_tensor_count(path: str, count: int) -> None:
+def check_tensor_count(path: Path | str, count: int) -> None:
     """Raises Malformed for more than MAX_TENSORS tensors."""
     if count > MAX_TENSORS:
         raise Malformed(path, f"at most {MAX_TENSORS} tensors", str(count))
@@ -99,7 +99,7 @@ def _check_parameters(parameters: Mapping[str, Json], known: Sequence[str], igno
     note_unknown(parameters, known, ignored)
 
 
-def read_flag(path: str, value: Json) -> bool | None:
+def read_flag(path: Path | str, value: Json) -> bool | None:
     """True, false, or None for null. Raises Malformed for any other value."""
     if value is not None and not isinstance(value, bool):
         raise Malformed(path, "true or false", describe(value))
@@ -111,7 +111,7 @@ def check_input_parameters(parameters: Mapping[str, Json], ignored: list[str]) -
     _check_parameters(parameters, (BINARY_DATA_SIZE, CONTENT_TYPE), ignored)
     if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
         content = describe(parameters[CONTENT_TYPE], quote=True)
-        raise Malformed(f"parameters.{CONTENT_TYPE}", repr(TEXT), content)
+        raise Malformed(("parameters", CONTENT_TYPE), repr(TEXT), content)
 
 
 def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> Texts:
@@ -122,7 +122,7 @@ def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> 
         try:
             texts.append(element.decode())
         except UnicodeDecodeError:
-            raise Malformed(f"data[{index}]", "text in UTF-8") from None
+            raise Malformed(("data", index), "text in UTF-8") from None
     return Texts(name, shape, texts)
 
 
@@ -147,5 +147,5 @@ def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]], ignored
             _check_parameters(parameters, (BINARY_DATA,), ignored)
             outputs[name] = read_flag(BINARY_DATA_PATH, parameters.get(BINARY_DATA))
     except Malformed as error:
-        raise error.within(f"outputs[{len(outputs)}]") from error
+        raise error.within(("outputs", len(outputs))) from error
     return outputs

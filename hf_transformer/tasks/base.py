@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from hf_transformer.errors import ConfigError, InvalidInput, describe
+from hf_transformer.errors import ConfigError, InvalidInput, Path, describe
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.pair_template import Reranker
 from hf_transformer.tasks.sparse import SparsePooling
@@ -247,7 +247,7 @@ class Task(Servable, Generic[Item, Options, Part]):
     def options(self, parameters: Mapping[str, Json]) -> Options:
         """Implements Servable.options; the methods below receive the result."""
 
-    def item(self, instance: Json, path: str, options: Options) -> Item:
+    def item(self, instance: Json, path: Path, options: Options) -> Item:
         """Parses an instance, by default with ``read_text``.
 
         Args:
@@ -271,7 +271,7 @@ class Task(Servable, Generic[Item, Options, Part]):
         """The item that ``complete`` and ``decode`` get for ``texts[index]``; by default the item itself."""
         return item
 
-    def text_path(self, path: str, index: int) -> str:
+    def text_path(self, path: Path, index: int) -> Path:
         """The path of ``texts[index]`` in the instance at ``path``, for errors."""
         return path
 
@@ -287,7 +287,7 @@ class Task(Servable, Generic[Item, Options, Part]):
         """Adds tokens to an encoding of ``texts``, by default none. Returns a new object for a change."""
         return encoding
 
-    def check(self, encoding: Encoding, path: str) -> None:
+    def check(self, encoding: Encoding, path: Path) -> None:
         """Raises InvalidInput if the task can't process an encoding of the instance at ``path``."""
 
     @abstractmethod
@@ -342,7 +342,7 @@ class Task(Servable, Generic[Item, Options, Part]):
         return 0
 
 
-def read_text(instance: Json, path: str) -> str:
+def read_text(instance: Json, path: Path) -> str:
     """Parses a string or {"text"}. Raises InvalidInput for any other form."""
     if isinstance(instance, dict) and instance.keys() == {"text"}:
         instance = instance["text"]

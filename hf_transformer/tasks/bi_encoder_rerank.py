@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.errors import InvalidInput, LoadError, Path
 from hf_transformer.tasks.base import Expansion, Outputs, SentenceTransformers, TaskSettings
 from hf_transformer.tasks.long_texts import TRUNCATION
 from hf_transformer.tasks.parameters import Parameters, read_output_format
@@ -95,7 +95,7 @@ class BiEncoderRerank(Rerank):
         )
         if len(document.representations) > 1:
             got = ", ".join(document.representations)
-            raise InvalidInput("parameters.representations", "one representation to compare", got)
+            raise InvalidInput(("parameters", "representations"), "one representation to compare", got)
         return BiEncoderOptions(
             output_format=read_output_format(checked, self.settings),
             top_n=checked.integer("top_n", 1, 1) if "top_n" in checked else None,
@@ -131,8 +131,8 @@ class BiEncoderRerank(Rerank):
     def of_text(self, item: RerankItem, index: int) -> RerankText:
         return RerankText(item.texts[index - 1], False) if index else RerankText(item.query, True)
 
-    def text_path(self, path: str, index: int) -> str:
-        return f"{path}.texts[{index - 1}]" if index else f"{path}.query"
+    def text_path(self, path: Path, index: int) -> Path:
+        return (*path, "texts", index - 1) if index else (*path, "query")
 
     def complete(self, item: Any, encoding: Encoding, options: Any) -> Encoding:
         return self._embedding.complete(item.text, encoding, _side(item, options))

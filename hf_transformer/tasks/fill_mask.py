@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError, TooLarge
+from hf_transformer.errors import InvalidInput, LoadError, Path, TooLarge
 from hf_transformer.tasks.base import LOGITS, TOKENS, Axis, Encodings, OutputRole, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.long_texts import TRUNCATION, read_tokenization, read_truncation
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
@@ -90,7 +90,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         longest = max(map(len, words))
         if len(words) > MAX_TARGETS or longest > MAX_TARGET_LENGTH:
             expected = f"at most {MAX_TARGETS} words of {MAX_TARGET_LENGTH} characters"
-            raise TooLarge("parameters.targets", expected, f"{len(words)} words of up to {longest} characters")
+            raise TooLarge(("parameters", "targets"), expected, f"{len(words)} words of up to {longest} characters")
         ids: dict[int, None] = {}
         for index, word in enumerate(words):
             number = vocabulary.token_to_id(word)
@@ -98,11 +98,11 @@ class FillMask(Task[str, FillMaskOptions, Json]):
                 number = vocabulary.first_token_id(word)
             if number is None:
                 got = f"a word without tokens at index {index}"
-                raise InvalidInput("parameters.targets", "words that the tokenizer has tokens for", got)
+                raise InvalidInput(("parameters", "targets"), "words that the tokenizer has tokens for", got)
             ids[number] = None
         return np.sort(np.fromiter(ids, np.int64))
 
-    def check(self, encoding: Encoding, path: str) -> None:
+    def check(self, encoding: Encoding, path: Path) -> None:
         if self._mask_id in encoding.ids:
             return
         if encoding.truncated:

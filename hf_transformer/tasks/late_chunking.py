@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import EmptyList, InvalidInput, Path, TooLarge, describe
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import SpannedText
 
@@ -27,7 +27,7 @@ class SpannedItem:
 
     text: str
     spans: tuple[tuple[int, int], ...]
-    path: str
+    path: Path
 
     def with_prompt(self, prompt: str, cased: Callable[[str], str]) -> SpannedText:
         """The text after a prompt, in the model's case. A change of case may move characters."""
@@ -43,10 +43,10 @@ class SpannedItem:
         """Error for a span without tokens."""
         expected = "a token in the part of the text that is not cut off"
         hint = "shorten the text, or start the service with --on_overflow=window"
-        return InvalidInput(f"{self.path}[{index}]", expected, "none", hint)
+        return InvalidInput((*self.path, index), expected, "none", hint)
 
 
-def read_spanned(instance: dict[str, Json], path: str) -> SpannedItem:
+def read_spanned(instance: dict[str, Json], path: Path) -> SpannedItem:
     """Parses {"chunks": [string, ...]} or {"text": string, "spans": [[start, end], ...]}.
 
     A space separates chunks, unless one of them has white space there.
@@ -56,25 +56,25 @@ def read_spanned(instance: dict[str, Json], path: str) -> SpannedItem:
         TooLarge: more than MAX_SPANS chunks or spans.
     """
     if "chunks" in instance:
-        return _join(instance["chunks"], f"{path}.chunks")
-    text, spans, path_of_spans = instance["text"], instance["spans"], f"{path}.spans"
+        return _join(instance["chunks"], (*path, "chunks"))
+    text, spans, path_of_spans = instance["text"], instance["spans"], (*path, "spans")
     if not isinstance(text, str):
-        raise InvalidInput(f"{path}.text", "a string", describe(text))
+        raise InvalidInput((*path, "text"), "a string", describe(text))
     _require_list(spans, path_of_spans, "a list of [start, end] in characters")
     for index, span in enumerate(spans):
         if not _is_span(span, len(text)):
             expected = f"[start, end] with 0 <= start < end <= {len(text)}, the text's characters"
-            raise InvalidInput(f"{path_of_spans}[{index}]", expected, describe(span))
+            raise InvalidInput((*path_of_spans, index), expected, describe(span))
     return SpannedItem(text, tuple((start, end) for start, end in spans), path_of_spans)
 
 
-def _join(chunks: Json, path: str) -> SpannedItem:
+def _join(chunks: Json, path: Path) -> SpannedItem:
     _require_list(chunks, path, "a list of strings")
     pieces: list[str] = []
     spans, length = [], 0
     for index, chunk in enumerate(chunks):
         if not isinstance(chunk, str) or not chunk:
-            raise InvalidInput(f"{path}[{index}]", "a string", "an empty one" if chunk == "" else describe(chunk))
+            raise InvalidInput((*path, index), "a string", "an empty one" if chunk == "" else describe(chunk))
         if pieces and not (pieces[-1][-1].isspace() or chunk[0].isspace()):
             pieces.append(" ")
             length += 1
@@ -84,9 +84,11 @@ def _join(chunks: Json, path: str) -> SpannedItem:
     return SpannedItem("".join(pieces), tuple(spans), path)
 
 
-def _require_list(value: Json, path: str, expected: str) -> None:
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(path, expected, "an empty list" if value == [] else describe(value))
+def _require_list(value: Json, path: Path, expected: str) -> None:
+    if value == []:
+        raise EmptyList(path, expected)
+    if not isinstance(value, list):
+        raise InvalidInput(path, expected, describe(value))
     if len(value) > MAX_SPANS:
         raise TooLarge(path, f"at most {MAX_SPANS} for a text", str(len(value)))
 
@@ -98,7 +100,7 @@ def _is_span(span: Json, length: int) -> bool:
     return bool(0 <= start < end <= length)
 
 
-def check_pooling(pooling: Sequence[str], inside: str | None, path: str) -> None:
+def check_pooling(pooling: Sequence[str], inside: str | None, path: Path) -> None:
     """Raises InvalidInput if a model's vectors are not means of its tokens' vectors."""
     if tuple(pooling) != ("mean",) or inside:
         got = f"the module {inside}" if inside else f"the pooling {', '.join(pooling)}"

@@ -77,7 +77,7 @@ def read_windows(
     if checked.has_any(WINDOWS):
         name = next(name for name in WINDOWS if name in checked)
         hint = "start the service with --on_overflow=window and leave truncation out"
-        raise InvalidInput(f"parameters.{name}", "no value without windows", hint=hint)
+        raise InvalidInput(("parameters", name), "no value without windows", hint=hint)
     return options
 
 

@@ -25,7 +25,7 @@ class Parameters:
     def __init__(self, parameters: Mapping[str, Json], known: Sequence[str]) -> None:
         for name in parameters:
             if name not in known:
-                raise InvalidInput(f"parameters.{name[:40]}", f"one of {', '.join(known)}", "an unknown name")
+                raise InvalidInput(("parameters", name[:40]), f"one of {', '.join(known)}", "an unknown name")
         self._values = {name: value for name, value in parameters.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:
@@ -39,26 +39,26 @@ class Parameters:
         """Returns a boolean."""
         value = self._values.get(name, default)
         if not isinstance(value, bool):
-            raise InvalidInput(f"parameters.{name}", "true or false", describe(value))
+            raise InvalidInput(("parameters", name), "true or false", describe(value))
         return value
 
     def integer(self, name: str, default: int, minimum: int) -> int:
         """Returns an integer of at least ``minimum``."""
         value = self._values.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise InvalidInput(f"parameters.{name}", "a whole number", describe(value))
+            raise InvalidInput(("parameters", name), "a whole number", describe(value))
         if value < minimum:
-            raise InvalidInput(f"parameters.{name}", f"{minimum} or more", str(value))
+            raise InvalidInput(("parameters", name), f"{minimum} or more", str(value))
         return value
 
     def number(self, name: str, default: float, least: float, most: float) -> float:
         """Returns a number from ``least`` to ``most``."""
         value = self._values.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InvalidInput(f"parameters.{name}", f"a number from {least:g} to {most:g}", describe(value))
+            raise InvalidInput(("parameters", name), f"a number from {least:g} to {most:g}", describe(value))
         # This form of the condition rejects NaN too.
         if not least <= value <= most:
-            raise InvalidInput(f"parameters.{name}", f"a number from {least:g} to {most:g}", f"{value:g}")
+            raise InvalidInput(("parameters", name), f"a number from {least:g} to {most:g}", f"{value:g}")
         return float(value)
 
     def get(self, name: str) -> Json:
@@ -70,21 +70,21 @@ class Parameters:
         present = [name for name in names if name in self._values]
         if len(present) > 1:
             first, second, *_ = present
-            raise InvalidInput(f"parameters.{second}", f"{first} or {second}", "both", "they mean the same")
+            raise InvalidInput(("parameters", second), f"{first} or {second}", "both", "they mean the same")
         return present[0] if present else None
 
     def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
         """Returns a member of ``choices``."""
         value = self._values.get(name, default)
         if value not in choices:
-            raise InvalidInput(f"parameters.{name}", f"one of {', '.join(choices)}", describe(value, quote=True))
+            raise InvalidInput(("parameters", name), f"one of {', '.join(choices)}", describe(value, quote=True))
         return str(value)
 
     def string(self, name: str) -> str | None:
         """Returns a string, possibly empty; None if absent."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
-            raise InvalidInput(f"parameters.{name}", "a string", describe(value))
+            raise InvalidInput(("parameters", name), "a string", describe(value))
         return value
 
     def strings(self, name: str, *, empty: bool = False, most: int | None = None) -> list[str] | None:
@@ -100,10 +100,10 @@ class Parameters:
         if isinstance(value, str):
             return [value]
         if most is not None and isinstance(value, list) and len(value) > most:
-            raise TooLarge(f"parameters.{name}", f"at most {most} strings", str(len(value)))
+            raise TooLarge(("parameters", name), f"at most {most} strings", str(len(value)))
         if isinstance(value, list) and (value or empty) and all(isinstance(item, str) for item in value):
             return value
-        raise InvalidInput(f"parameters.{name}", "a string or a list of strings", describe(value))
+        raise InvalidInput(("parameters", name), "a string or a list of strings", describe(value))
 
 
 def read_output_format(parameters: Parameters, settings: TaskSettings) -> OutputFormat:
@@ -129,13 +129,13 @@ def read_form(parameters: Parameters, settings: TaskSettings, pipeline_only: Seq
     if "return_probabilities" in parameters and probabilities and "return_raw_logits" not in parameters:
         raw_logits = False
     if probabilities and raw_logits:
-        raise InvalidInput("parameters.return_raw_logits", "return_probabilities or return_raw_logits", "both")
+        raise InvalidInput(("parameters", "return_raw_logits"), "return_probabilities or return_raw_logits", "both")
     output_format = read_output_format(parameters, settings)
     for name in LOGITS if output_format == "pipeline" else pipeline_only:
         if name in parameters:
             needed = "kserve" if output_format == "pipeline" else "pipeline"
             raise InvalidInput(
-                f"parameters.{name}",
+                ("parameters", name),
                 f"no value in the {output_format} format",
                 hint=f'set "output_format": "{needed}" in the parameters',
             )
@@ -153,15 +153,15 @@ def read_prompt(parameters: Parameters, prompts: Mapping[str, str], default_name
     """
     prompt, name = parameters.string("prompt"), parameters.string("prompt_name")
     if prompt is not None and name is not None:
-        raise InvalidInput("parameters.prompt_name", "prompt or prompt_name", "both")
+        raise InvalidInput(("parameters", "prompt_name"), "prompt or prompt_name", "both")
     if prompt is not None:
         if len(prompt) > MAX_PROMPT_LENGTH:
             expected = f"at most {MAX_PROMPT_LENGTH} characters"
-            raise TooLarge("parameters.prompt", expected, str(len(prompt)), "put a longer prompt into the texts")
+            raise TooLarge(("parameters", "prompt"), expected, str(len(prompt)), "put a longer prompt into the texts")
         return prompt
     if name is not None and name not in prompts:
         expected = f"one of {', '.join(prompts)}" if prompts else "no value for a model without prompts"
-        raise InvalidInput("parameters.prompt_name", expected, repr(name[:40]))
+        raise InvalidInput(("parameters", "prompt_name"), expected, repr(name[:40]))
     return prompts.get(name or default_name or "", "")
 
 
@@ -203,7 +203,7 @@ def read_input_type(parameters: Parameters) -> str | None:
         return None
     for name in ("prompt", "prompt_name"):
         if name in parameters:
-            raise InvalidInput("parameters.input_type", f"input_type or {name}", "both", "each chooses the prompt")
+            raise InvalidInput(("parameters", "input_type"), f"input_type or {name}", "both", "each chooses the prompt")
     return parameters.choice("input_type", "", ("query", "document"))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.tasks.base import TOKENS, OutputRole, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.long_texts import TRUNCATION, read_overflow, read_tokenization
 from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
@@ -121,7 +121,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             max_seq_len = min(max_seq_len, longest)
         if max_seq_len > longest:
             expected = f"at most {longest}, the model's length in tokens"
-            raise InvalidInput("parameters.max_seq_len", expected, str(max_seq_len))
+            raise InvalidInput(("parameters", "max_seq_len"), expected, str(max_seq_len))
         doc_stride = self._stride(checked, max_seq_len, overflow)
         tokenization = Tokenization(
             detail=True,
@@ -149,19 +149,19 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             stride = parameters.integer(name, 0, 0)
         else:
             hint = "leave truncation out, and start the service without --on_overflow=error"
-            raise InvalidInput(f"parameters.{name}", "no value without windows", hint=hint)
+            raise InvalidInput(("parameters", name), "no value without windows", hint=hint)
         if overflow == "window" and stride is not None and stride > max_seq_len:
             expected = f"at most max_seq_len, {max_seq_len}"
-            raise InvalidInput(f"parameters.{name or 'doc_stride'}", expected, str(stride))
+            raise InvalidInput(("parameters", name or "doc_stride"), expected, str(stride))
         return stride
 
-    def item(self, instance: Json, path: str, options: QuestionAnsweringOptions) -> Question:
+    def item(self, instance: Json, path: Path, options: QuestionAnsweringOptions) -> Question:
         if not isinstance(instance, dict) or instance.keys() != set(FIELDS):
             raise InvalidInput(path, '{"question": string, "context": string}', describe(instance))
         for name in FIELDS:
             if not isinstance(instance[name], str) or not instance[name]:
                 got = "an empty one" if instance[name] == "" else describe(instance[name])
-                raise InvalidInput(f"{path}.{name}", "a string", got)
+                raise InvalidInput((*path, name), "a string", got)
         return Question(instance["question"], instance["context"])
 
     def texts(self, item: Question, options: QuestionAnsweringOptions) -> Sequence[TextInput]:

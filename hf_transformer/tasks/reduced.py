@@ -55,7 +55,7 @@ class ReducedFillMask(FillMask):
         elif options.target_ids is not None:
             refused = "targets"
         if refused is not None:
-            raise InvalidInput(f"parameters.{refused}", NO_LOGITS, hint="it needs the whole vocabulary's logits")
+            raise InvalidInput(("parameters", refused), NO_LOGITS, hint="it needs the whole vocabulary's logits")
         return options
 
     def decode(self, item: str, encoding: Encoding, outputs: Outputs, options: FillMaskOptions) -> Json:
@@ -66,7 +66,7 @@ class ReducedFillMask(FillMask):
             return self.settings.vocabulary.decode(best[:, 0].tolist())
         if options.exact and options.top_k > best.shape[1]:
             expected = f"at most the {best.shape[1]} tokens per mask that the model gives (export --reduce --top_k)"
-            raise InvalidInput("parameters.top_k", expected, str(options.top_k))
+            raise InvalidInput(("parameters", "top_k"), expected, str(options.top_k))
         rows = zip(best[:, : options.top_k], scores[:, : options.top_k], strict=True)
         return self.candidates(encoding, positions, list(rows))
 
@@ -83,10 +83,10 @@ class ReducedClassification(SequenceClassification):
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
         options = super().options(parameters)
         if options.form == "raw_logits":
-            raise InvalidInput("parameters.return_raw_logits", NO_LOGITS, hint="it gives probabilities alone")
+            raise InvalidInput(("parameters", "return_raw_logits"), NO_LOGITS, hint="it gives probabilities alone")
         if options.function != self.function:
             expected = f"{self.function!r}, which the model applies itself (export --reduce)"
-            raise InvalidInput("parameters.function_to_apply", expected, repr(options.function))
+            raise InvalidInput(("parameters", "function_to_apply"), expected, repr(options.function))
         return options
 
     def decode(

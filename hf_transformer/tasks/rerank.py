@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
+from hf_transformer.errors import EmptyList, InvalidInput, LoadError, Path, TooLarge, describe
 from hf_transformer.tasks.base import Expansion, OutputFormat, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.long_texts import (
@@ -133,31 +133,34 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         instruction, template = parameters.string("instruction"), self._template
         names = [name for name in ("instruction", "prompt", "prompt_name") if name in parameters]
         if instruction is not None and len(names) > 1:
-            raise InvalidInput("parameters.instruction", f"instruction or {names[1]}", "both")
+            raise InvalidInput(("parameters", "instruction"), f"instruction or {names[1]}", "both")
         if instruction is not None and len(instruction) > MAX_PROMPT_LENGTH:
-            raise TooLarge("parameters.instruction", f"at most {MAX_PROMPT_LENGTH} characters", str(len(instruction)))
+            raise TooLarge(
+                ("parameters", "instruction"), f"at most {MAX_PROMPT_LENGTH} characters", str(len(instruction))
+            )
         if template is not None and template.instructed is not None:
             return instruction or prompt or None
         if names and (template is not None or instruction is not None):
             hint = "prompt puts a text before the query" if template is None else ""
-            raise InvalidInput(f"parameters.{names[0]}", "no value for a model without instructions", hint=hint)
+            raise InvalidInput(("parameters", names[0]), "no value for a model without instructions", hint=hint)
         return None
 
-    def item(self, instance: Json, path: str, options: RerankOptions) -> RerankItem:
+    def item(self, instance: Json, path: Path, options: RerankOptions) -> RerankItem:
         if not isinstance(instance, dict) or instance.keys() not in ({"query", "texts"}, {"query", "documents"}):
             expected = '{"query": string, "texts": list of strings}'
             raise InvalidInput(path, expected, describe(instance), '"documents" is another name for "texts"')
         query = instance["query"]
         if not isinstance(query, str):
-            raise InvalidInput(f"{path}.query", "a string", describe(query))
+            raise InvalidInput((*path, "query"), "a string", describe(query))
         name = "texts" if "texts" in instance else "documents"
         texts = instance[name]
-        if not isinstance(texts, list) or not texts:
-            got = describe(texts) if texts != [] else "an empty list"
-            raise InvalidInput(f"{path}.{name}", "a list of strings", got)
+        if texts == []:
+            raise EmptyList((*path, name), "a list of strings")
+        if not isinstance(texts, list):
+            raise InvalidInput((*path, name), "a list of strings", describe(texts))
         for index, text in enumerate(texts):
             if not isinstance(text, str):
-                raise InvalidInput(f"{path}.{name}[{index}]", "a string", describe(text))
+                raise InvalidInput((*path, name, index), "a string", describe(text))
         return RerankItem(query, tuple(texts))
 
     def expansion(self, item: RerankItem, options: RerankOptions) -> Expansion:
@@ -170,8 +173,8 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
             return [(query, text) for text in item.texts]
         return self._template.pairs(item.query, item.texts, options.instruction, options.query_tokens)
 
-    def text_path(self, path: str, index: int) -> str:
-        return f"{path}.texts[{index}]"
+    def text_path(self, path: Path, index: int) -> Path:
+        return (*path, "texts", index)
 
     def answer_size(self, encoding: Encoding, options: RerankOptions) -> int:
         return 2 + len(encoding) * options.return_documents

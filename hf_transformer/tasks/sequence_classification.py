@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 import numpy as np
 
-from hf_transformer.errors import ConfigError, InvalidInput, describe
+from hf_transformer.errors import ConfigError, InvalidInput, Path, describe
 from hf_transformer.tasks.base import LOGITS, VALUE_BYTES, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.long_texts import (
@@ -84,7 +84,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         form = read_form(checked, self.settings, PIPELINE_PARAMETERS)
         if form == "probabilities" and self.function == "none":
             expected, hint = "no value for a regression model", "return_raw_logits gives its values"
-            raise InvalidInput("parameters.return_probabilities", expected, hint=hint)
+            raise InvalidInput(("parameters", "return_probabilities"), expected, hint=hint)
         function = checked.choice("function_to_apply", "default", ("default", *FUNCTIONS))
         overflow = read_overflow(checked, self.settings.on_overflow)
         tokenization = read_windows(checked, self.settings, overflow, PLAIN)
@@ -97,7 +97,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             read_window_score(checked) if tokenization.windows else None,
         )
 
-    def item(self, instance: Json, path: str, options: SequenceClassificationOptions) -> TextInput:
+    def item(self, instance: Json, path: Path, options: SequenceClassificationOptions) -> TextInput:
         return read_text_or_pair(instance, path)
 
     def answer_size(self, encoding: Encoding, options: SequenceClassificationOptions) -> int:
@@ -160,7 +160,7 @@ def _read_top_k(parameters: Mapping[str, Json], checked: Parameters, form: Form)
     if "top_k" in parameters and parameters["top_k"] is None:
         # null means all labels, as in transformers.
         if form != "pipeline":
-            raise InvalidInput("parameters.top_k", "no value in the kserve format", "null")
+            raise InvalidInput(("parameters", "top_k"), "no value in the kserve format", "null")
         return None
     return checked.integer("top_k", 1, 1)
 
@@ -179,7 +179,7 @@ def apply(function: Function, logits: Array) -> Array:
     return sigmoid(logits) if function == "sigmoid" else logits.astype(np.float32)
 
 
-def read_text_or_pair(instance: Json, path: str) -> TextInput:
+def read_text_or_pair(instance: Json, path: Path) -> TextInput:
     """Parses a string, {"text"} or {"text", "text_pair"}. Raises InvalidInput for any other form.
 
     An empty or null ``text_pair`` means a single text, as in transformers.
@@ -190,7 +190,7 @@ def read_text_or_pair(instance: Json, path: str) -> TextInput:
         text, pair = instance["text"], instance.get("text_pair")
         for name, value in (("text", text), ("text_pair", "" if pair is None else pair)):
             if not isinstance(value, str):
-                raise InvalidInput(f"{path}.{name}", "a string", describe(value))
+                raise InvalidInput((*path, name), "a string", describe(value))
         return (text, pair) if pair else text
     expected = 'a string, {"text": string} or {"text": string, "text_pair": string}'
     hint = "a pair of texts is an object, not a list" if isinstance(instance, list) else ""

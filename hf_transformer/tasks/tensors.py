@@ -56,9 +56,9 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     for index, (name, tensor) in enumerate(inputs.items()):
         field = _find(name, fields) or (only if isinstance(tensor, Texts) else None)
         if field is None:
-            raise InvalidInput(f"inputs[{index}].name", f"one of {_names(fields)}", repr(name[:100]))
+            raise InvalidInput(("inputs", index, "name"), f"one of {_names(fields)}", repr(name[:100]))
         if field.name in columns:
-            raise InvalidInput(f"inputs[{index}].name", f"one input for {field.name!r}", f"another one, {name!r}")
+            raise InvalidInput(("inputs", index, "name"), f"one input for {field.name!r}", f"another one, {name!r}")
         columns[field.name] = _read_column(tensor, field, index)
     for field in required:
         if field.name not in columns:
@@ -71,7 +71,7 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     for index, (name, column) in enumerate(columns.items()):
         if len(column) not in (1, rows):
             expected = f"1 row of {name!r}, or {rows} as in another input"
-            raise InvalidInput(f"inputs[{index}].shape", expected, str(len(column)))
+            raise InvalidInput(("inputs", index, "shape"), expected, str(len(column)))
     whole = {name: column * rows if len(column) == 1 else column for name, column in columns.items()}
     return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
 
@@ -91,7 +91,7 @@ def _read_column(tensor: Tensor | Texts, field: Field, index: int) -> list[Json]
     """Reads a field of all instances. ``index`` is the position of the input, for errors."""
     if not isinstance(tensor, Texts):
         expected = f"BYTES (text in UTF-8) for {tensor.name!r}"
-        raise InvalidInput(f"inputs[{index}].datatype", expected, tensor.datatype)
+        raise InvalidInput(("inputs", index, "datatype"), expected, tensor.datatype)
     shape, texts = tensor.shape, tensor.texts
     if field.many and len(shape) == 1:
         return [texts]
@@ -102,7 +102,7 @@ def _read_column(tensor: Tensor | Texts, field: Field, index: int) -> list[Json]
     if not field.many and (len(shape) < 2 or (len(shape) == 2 and shape[1] == 1)):
         return texts
     expected = "[instances, strings] or [strings]" if field.many else "[instances] or [instances, 1]"
-    raise InvalidInput(f"inputs[{index}].shape", f"{expected} for {tensor.name!r}", str(list(shape)))
+    raise InvalidInput(("inputs", index, "shape"), f"{expected} for {tensor.name!r}", str(list(shape)))
 
 
 def json_tensor(predictions: Sequence[Json]) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.errors import ContextLengthExceeded, InvalidInput, describe
+from hf_transformer.errors import ContextLengthExceeded, EmptyList, InvalidInput, Path, describe
 from hf_transformer.tasks.base import (
     TOKENS,
     Axis,
@@ -119,10 +119,12 @@ class PooledWindow:
 Text = str | TokenIds | SpannedItem
 
 
-def read_token_ids(ids: Json, path: str, vocab_size: int) -> TokenIds:
+def read_token_ids(ids: Json, path: Path, vocab_size: int) -> TokenIds:
     """Parses a list of token ids. Raises InvalidInput for any other form, or ids outside the vocabulary."""
-    if not isinstance(ids, list) or not ids:
-        raise InvalidInput(path, "a list of token ids", "an empty list" if ids == [] else describe(ids))
+    if ids == []:
+        raise EmptyList(path, "a list of token ids")
+    if not isinstance(ids, list):
+        raise InvalidInput(path, "a list of token ids", describe(ids))
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
         for index, number in enumerate(ids):
             if type(number) is not int or not 0 <= number < vocab_size:
@@ -207,7 +209,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         for name in names:
             if name not in known:
                 expected = f"one of {', '.join(known)}, which the model has"
-                raise InvalidInput("parameters.representations", expected, repr(name[:40]))
+                raise InvalidInput(("parameters", "representations"), expected, repr(name[:40]))
         return tuple(dict.fromkeys(names)), True
 
     @staticmethod
@@ -219,12 +221,12 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             for name in ("dimensions", "precision"):
                 if name in parameters and (name == "dimensions" or precision != "float32"):
                     alone = "sparse vectors" if wanted == (SPARSE,) else TOKEN_EMBEDDINGS
-                    raise InvalidInput(f"parameters.{name}", f"no value for {alone} alone")
+                    raise InvalidInput(("parameters", name), f"no value for {alone} alone")
         if "binary_zero" in parameters and precision not in BITS:
-            raise InvalidInput("parameters.binary_zero", f"no value without a precision of {' or '.join(BITS)}")
+            raise InvalidInput(("parameters", "binary_zero"), f"no value without a precision of {' or '.join(BITS)}")
         if precision in BYTES and scale is False:
             expected = f"true for the precision {precision}, which is a range of unit vectors' components"
-            raise InvalidInput("parameters.normalize", expected, "false")
+            raise InvalidInput(("parameters", "normalize"), expected, "false")
 
     @staticmethod
     def _read_normalize(parameters: Parameters) -> bool | Scale | None:
@@ -248,7 +250,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         longest = self.settings.max_length
         if count > longest - 2:
             expected = f"at most {longest - 2} tokens, to leave room for a text in the model's {longest}"
-            raise InvalidInput("parameters.prompt", expected, str(count))
+            raise InvalidInput(("parameters", "prompt"), expected, str(count))
         return count
 
     def prompted(self, text: str, options: TextEmbeddingOptions) -> str:
@@ -258,7 +260,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     def _cased(self, text: str) -> str:
         return text.lower() if self._files.lower_case else text
 
-    def item(self, instance: Json, path: str, options: TextEmbeddingOptions) -> Text:
+    def item(self, instance: Json, path: Path, options: TextEmbeddingOptions) -> Text:
         if not isinstance(instance, dict) or instance.keys() != {"token_ids"}:
             if isinstance(instance, dict) and instance.keys() in FORMS:
                 return self._read_spanned(instance, path, options)
@@ -266,7 +268,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         ids = instance["token_ids"]
         if options.prompt_from is not None:
             expected = "no value for token ids, which the model gets unchanged"
-            raise InvalidInput(f"parameters.{options.prompt_from}", expected)
+            raise InvalidInput(("parameters", options.prompt_from), expected)
         longest = self.settings.max_length
         if isinstance(ids, list) and len(ids) > longest:
             hint = "they are not truncated, since that would cut off their special tokens"
@@ -274,7 +276,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
             raise ContextLengthExceeded(path, expected, str(len(ids)), hint, limit=longest)
         return read_token_ids(ids, path, self.settings.vocabulary.vocab_size)
 
-    def _read_spanned(self, instance: dict[str, Json], path: str, options: TextEmbeddingOptions) -> SpannedItem:
+    def _read_spanned(self, instance: dict[str, Json], path: Path, options: TextEmbeddingOptions) -> SpannedItem:
         if self.available != (DENSE,) or options.representations != (DENSE,):
             raise InvalidInput(path, "a text without chunks or spans, since the model has no dense vectors alone")
         check_pooling(self._files.pooling, self._files.inside, path)
@@ -345,7 +347,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         parts = [window.token_vectors for window in windows if window.token_vectors is not None]
         if not parts:
             expected = f"{DENSE}, since the model's output has a vector per text"
-            raise InvalidInput("parameters.representations", expected, repr(TOKEN_EMBEDDINGS))
+            raise InvalidInput(("parameters", "representations"), expected, repr(TOKEN_EMBEDDINGS))
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
         require_finite_vectors(vectors)
         return vectors
@@ -386,7 +388,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         """Raises InvalidInput if the request's ``dimensions`` exceed the vectors' ``size``."""
         if options.exact and options.dimensions is not None and options.dimensions > size:
             expected = f"at most {size}, the size of the model's vectors"
-            raise InvalidInput("parameters.dimensions", expected, str(options.dimensions))
+            raise InvalidInput(("parameters", "dimensions"), expected, str(options.dimensions))
 
     def tensor(self, predictions: Sequence[Json], options: TextEmbeddingOptions) -> Tensor:
         """FP32, INT8 or UINT8 [instances, dimensions]; BYTES [instances] of JSON for named representations."""

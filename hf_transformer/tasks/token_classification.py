@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import EmptyList, InvalidInput, Path, describe, show_path
 from hf_transformer.tasks.base import (
     LOGITS,
     TOKENS,
@@ -138,7 +138,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         form = read_form(checked, settings, PIPELINE_PARAMETERS)
         if "stride" in checked and "truncation" in checked:
             expected = "stride, which asks for windows, or truncation"
-            raise InvalidInput("parameters.stride", expected, "both")
+            raise InvalidInput(("parameters", "stride"), expected, "both")
         strategy = cast(Strategy, checked.choice("aggregation_strategy", settings.aggregation_strategy, STRATEGIES))
         ignore = checked.strings("ignore_labels", empty=True)
         overflow = read_overflow(checked, "window" if "stride" in checked else settings.on_overflow)
@@ -157,11 +157,13 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             delimiter=_read_delimiter(checked),
         )
 
-    def item(self, instance: Json, path: str, options: TokenClassificationOptions) -> Sentence:
+    def item(self, instance: Json, path: Path, options: TokenClassificationOptions) -> Sentence:
         words = _read_words(instance, path)
         if words is None:
             if options.delimiter is not None:
-                raise InvalidInput("parameters.delimiter", "instances in words, which it joins", f"a text at {path}")
+                raise InvalidInput(
+                    ("parameters", "delimiter"), "instances in words, which it joins", f"a text at {show_path(path)}"
+                )
             return Sentence(read_text(instance, path))
         delimiter = " " if options.delimiter is None else options.delimiter
         starts = [0, *accumulate(len(word) + len(delimiter) for word in words)]
@@ -254,14 +256,14 @@ def _read_delimiter(parameters: Parameters) -> str | None:
     if delimiters is None:
         return None
     if len(delimiters) > 1 or len(delimiters[0]) > MAX_DELIMITER_LENGTH:
-        raise InvalidInput("parameters.delimiter", f"a string of at most {MAX_DELIMITER_LENGTH} characters")
+        raise InvalidInput(("parameters", "delimiter"), f"a string of at most {MAX_DELIMITER_LENGTH} characters")
     return delimiters[0]
 
 
-def _read_words(instance: Json, path: str) -> list[str] | None:
+def _read_words(instance: Json, path: Path) -> list[str] | None:
     """The words of an instance, or None for an instance with a text. Raises InvalidInput for an invalid form."""
     if isinstance(instance, dict) and len(instance) == 1 and (name := next(iter(instance))) in ("tokens", "words"):
-        words, path = instance[name], f"{path}.{name}"
+        words, path = instance[name], (*path, name)
     elif isinstance(instance, str | dict):
         return None
     elif isinstance(instance, list):
@@ -272,7 +274,7 @@ def _read_words(instance: Json, path: str) -> list[str] | None:
         got = "one with other elements" if isinstance(words, list) else describe(words)
         raise InvalidInput(path, "a list of words (strings)", got)
     if not words:
-        raise InvalidInput(path, "at least one word", "an empty list")
+        raise EmptyList(path, "at least one word")
     return words
 
 

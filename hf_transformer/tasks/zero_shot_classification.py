@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
+from hf_transformer.errors import InvalidInput, LoadError, Path, TooLarge, describe
 from hf_transformer.tasks.base import Expansion, Outputs, Overflow, Task, TaskSettings
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.long_texts import (
@@ -98,7 +98,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         labels = checked.get("candidate_labels")
         overflow = read_overflow(checked, self.settings.on_overflow)
         return ZeroShotOptions(
-            labels=None if labels is None else read_candidate_labels(labels, "parameters"),
+            labels=None if labels is None else read_candidate_labels(labels, ("parameters",)),
             template=split_template(DEFAULT_TEMPLATE if template is None else template),
             multi_label=checked.flag("multi_label", False),
             overflow=overflow,
@@ -106,7 +106,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             window_score=read_window_score(checked),
         )
 
-    def item(self, instance: Json, path: str, options: ZeroShotOptions) -> ZeroShotItem:
+    def item(self, instance: Json, path: Path, options: ZeroShotOptions) -> ZeroShotItem:
         sequence, labels = instance, options.labels
         if isinstance(instance, dict):
             names = [name for name in SEQUENCE_NAMES if name in instance]
@@ -115,7 +115,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             sequence = instance[names[0]]
             if not isinstance(sequence, str):
                 hint = "send an instance for each text" if isinstance(sequence, list) else ""
-                raise InvalidInput(f"{path}.{names[0]}", "a string", describe(sequence), hint)
+                raise InvalidInput((*path, names[0]), "a string", describe(sequence), hint)
             if instance.get("candidate_labels") is not None:
                 labels = read_candidate_labels(instance["candidate_labels"], path)
         elif not isinstance(instance, str):
@@ -128,7 +128,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         if length > MAX_HYPOTHESIS_LENGTH:
             owner = "parameters" if labels is options.labels else path
             expected = f"labels that give a hypothesis of at most {MAX_HYPOTHESIS_LENGTH} characters"
-            raise TooLarge(f"{owner}.candidate_labels", expected, f"one of {length}")
+            raise TooLarge((*owner, "candidate_labels"), expected, f"one of {length}")
         return ZeroShotItem(sequence, labels)
 
     def expansion(self, item: ZeroShotItem, options: ZeroShotOptions) -> Expansion:
@@ -194,7 +194,7 @@ def _id_of(prefix: str, ids: Mapping[str, Json]) -> int | None:
     )
 
 
-def read_candidate_labels(value: Json, owner: str) -> tuple[str, ...]:
+def read_candidate_labels(value: Json, owner: Path) -> tuple[str, ...]:
     """Parses a list of labels, or a comma-separated string with optional spaces.
 
     Args:
@@ -206,16 +206,16 @@ def read_candidate_labels(value: Json, owner: str) -> tuple[str, ...]:
     """
     if isinstance(value, str):
         if (count := value.count(",") + 1) > MAX_COMMAS:
-            raise TooLarge(f"{owner}.candidate_labels", f"at most {MAX_LABELS} labels", str(count))
+            raise TooLarge((*owner, "candidate_labels"), f"at most {MAX_LABELS} labels", str(count))
         value = [label.strip() for label in value.split(",") if label.strip()]
     if not isinstance(value, list) or not value:
         got = describe(value) if value != [] else "none"
-        raise InvalidInput(f"{owner}.candidate_labels", "labels, in a list or separated by commas", got)
+        raise InvalidInput((*owner, "candidate_labels"), "labels, in a list or separated by commas", got)
     if len(value) > MAX_LABELS:
-        raise TooLarge(f"{owner}.candidate_labels", f"at most {MAX_LABELS} labels", str(len(value)))
+        raise TooLarge((*owner, "candidate_labels"), f"at most {MAX_LABELS} labels", str(len(value)))
     for index, label in enumerate(value):
         if not isinstance(label, str):
-            raise InvalidInput(f"{owner}.candidate_labels[{index}]", "a string", describe(label))
+            raise InvalidInput((*owner, "candidate_labels", index), "a string", describe(label))
     return tuple(value)
 
 
@@ -226,7 +226,7 @@ def split_template(template: str) -> tuple[str, ...]:
     widths are invalid, since a client could read or exhaust memory with them. Raises InvalidInput.
     """
     expected = 'a text with {} for the label, such as "This example is {}."'
-    wrong = InvalidInput("parameters.hypothesis_template", expected)
+    wrong = InvalidInput(("parameters", "hypothesis_template"), expected)
     pieces, fields = [""], set()
     try:
         for literal, field, layout, conversion in string.Formatter().parse(template):

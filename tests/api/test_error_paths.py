@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from hf_transformer.app.loading import load_model
-from hf_transformer.errors import FieldError, InvalidInput, TooLarge
+from hf_transformer.errors import FieldError, InvalidInput, Path, TooLarge, show_path
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import PROMPT, ServedModel, answer_of, application, post, served_model
@@ -28,6 +28,7 @@ CHAT = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi"}]}
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
 BACKEND = [{**TENSOR, "name": "text_input"}, {**TENSOR, "name": "stop_words", "data": ["x" * 1001]}]
 MANY = [BACKEND[0], {**TENSOR, "name": "stop_words", "shape": [17], "data": [""] * 17}]
+NESTED = "parameters.structured_outputs.no"
 SAMPLING = {"sampling_parameters": '{"top_p": 9}'}
 
 CASES: list[tuple[str, Any, int, str]] = [
@@ -62,6 +63,8 @@ CASES: list[tuple[str, Any, int, str]] = [
         "sampling_parameters.top_p",
     ),
     (f"{V2}/generate_stream", {"text_input": 7}, 400, "text_input"),
+    (f"{V2}/generate", {"text_input": PROMPT, "structured_outputs": {"no": 1}}, 400, "structured_outputs.no"),
+    (f"{V2}/generate", {"text_input": PROMPT, "parameters": {"structured_outputs": {"no": 1}}}, 400, NESTED),
     ("/v2/repository/index", {"ready": 1}, 400, "body"),
 ]
 
@@ -71,7 +74,7 @@ def wording(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Whether errors have their own messages, or all the same one after the path."""
     wording: str = request.param
     if wording == "reworded":
-        monkeypatch.setattr(FieldError, "__str__", lambda error: f"{error.path}: model: other words")
+        monkeypatch.setattr(FieldError, "__str__", lambda error: f"{show_path(error.path)}: model: other words")
     return wording
 
 
@@ -107,7 +110,7 @@ async def test_a_tensor_within_the_limit_of_elements_is_named_as_its_parameter(w
     ids=["completions", "chat", "V1", "generate"],
 )
 async def test_an_error_in_a_stream_has_the_client_s_path(wording: str, url: str, body: Any, path: str) -> None:
-    error = InvalidInput("parameters.top_k", "another number", "5")
+    error = InvalidInput(("parameters", "top_k"), "another number", "5")
     async with served_model(text=" paris is large.", fails=error, after=2) as made:
         status, answers = await post(made, url, body)
         assert status == 200
@@ -127,17 +130,17 @@ async def predictive(task: str, model: str, error: FieldError) -> AsyncIterator[
 @pytest.mark.parametrize(
     ("field", "value", "canonical", "path"),
     [
-        ("input", "a", "input[0]", "input"),
-        ("input", ["a"], "input[0]", "input[0]"),
-        ("input", "a", "parameters.dimensions", "dimensions"),
-        ("documents", ["a"], "documents[0].texts[3]", "documents[3]"),
-        ("documents", ["a"], "documents[0].texts", "documents"),
-        ("documents", ["a"], "documents[0]", "documents"),
-        ("documents", ["a"], "documents[0].query", "query"),
-        ("documents", ["a"], "parameters.top_n", "top_n"),
+        ("input", "a", ("input", 0), "input"),
+        ("input", ["a"], ("input", 0), "input[0]"),
+        ("input", "a", ("parameters", "dimensions"), "dimensions"),
+        ("documents", ["a"], ("documents", 0, "texts", 3), "documents[3]"),
+        ("documents", ["a"], ("documents", 0, "texts"), "documents"),
+        ("documents", ["a"], ("documents", 0), "documents"),
+        ("documents", ["a"], ("documents", 0, "query"), "query"),
+        ("documents", ["a"], ("parameters", "top_n"), "top_n"),
     ],
 )
-async def test_openai_s_fields_of_an_instance(wording: str, field: str, value: Any, canonical: str, path: str) -> None:
+async def test_openai_s_fields_of_an_instance(wording: str, field: str, value: Any, canonical: Path, path: str) -> None:
     url, task, model, more = {
         "input": ("embeddings", "text_embedding", "minibert_mean", {}),
         "documents": ("rerank", "rerank", "cross", {"query": "a"}),

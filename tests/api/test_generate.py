@@ -206,7 +206,7 @@ async def test_the_error_of_a_predictive_model_names_its_task() -> None:
     with pytest.raises(InvalidInput) as raised:
         generative(cast(Model, ScriptedModel()), "generate")
     expected = "expected a model for text_generation or text2text_generation, which generate needs"
-    assert str(raised.value) == f"{expected}, got 'bert' for fill_mask" and raised.value.path == ""
+    assert str(raised.value) == f"{expected}, got 'bert' for fill_mask" and raised.value.path == ()
 
 
 # V1's predict: the runtime guide's form, its defaults, and the stream in JSON lines

@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.completions import CompletionAnswer
-from hf_transformer.api.openai.fields import render_error
 from hf_transformer.errors import (
     InvalidInput,
     PredictorError,
@@ -371,7 +371,7 @@ def test_base64_is_little_endian_float32() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "kind", "param", "code"),
     [
-        (InvalidInput("input[3]", "a string"), 400, "invalid_request_error", "input[3]", None),
+        (InvalidInput(("input", 3), "a string"), 400, "invalid_request_error", "input[3]", None),
         (InvalidInput("body", "JSON"), 400, "invalid_request_error", None, None),
         (InvalidInput("", "a generative model"), 400, "invalid_request_error", None, None),
         (RequestError("token: missing"), 401, "invalid_request_error", None, None),

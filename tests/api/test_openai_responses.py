@@ -349,7 +349,7 @@ async def test_limits_and_models_without_support_are_errors() -> None:
     [
         (PredictorError("the predictor failed"), "server_error", None),
         (TooManyRequests("no room"), "rate_limit_exceeded", None),
-        (InvalidInput("parameters.top_k", "another number"), "invalid_prompt", "top_k"),
+        (InvalidInput(("parameters", "top_k"), "another number"), "invalid_prompt", "top_k"),
         (InvalidInput("messages", "a shorter chat"), "invalid_prompt", "input"),
     ],
     ids=["predictor", "room", "field", "input"],

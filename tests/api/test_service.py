@@ -56,7 +56,7 @@ def test_without_a_name_the_only_model_of_the_task_is_chosen() -> None:
     for models, names in ((Models([only, model("b")]), "a, b"), (Models(), "")):
         with pytest.raises(InvalidInput, match=rf"^model: expected the name of .*\({names}\), got nothing") as caught:
             models.choose(None, context(), tasks=FILL, path="model")
-        assert caught.value.path == "model"
+        assert caught.value.path == ("model",)
 
 
 def test_without_a_name_a_request_waits_for_absent_models_that_may_fit() -> None:

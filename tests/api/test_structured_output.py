@@ -358,7 +358,7 @@ def test_a_schema_is_written_once(fields: dict[str, Any], expected: int) -> None
 
 
 def test_a_schema_of_structured_outputs_is_written_once() -> None:
-    assert writes(lambda: read_structured_outputs({"json": SCHEMA}, "structured_outputs", 10_000)) == 1
+    assert writes(lambda: read_structured_outputs({"json": SCHEMA}, ("structured_outputs",), 10_000)) == 1
 
 
 def test_the_structural_tag_is_written_once_for_all_texts_of_a_request() -> None:

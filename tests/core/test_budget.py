@@ -14,16 +14,16 @@ from tests.support.budgets import admitted, budget, sharing
 
 def test_texts_may_be_as_many_and_as_long_as_the_limits() -> None:
     most = {"max_instances": 2, "max_text_length": 4, "max_total_length": 7}
-    assert budget(**most).add_texts(["abcd", "abc"], "prompt", 9) == 7
+    assert budget(**most).add_texts(["abcd", "abc"], ("prompt",), 9) == 7
     for texts, says in (
         (["a"] * 3, "prompt: expected at most 2 in a request"),
         (["a", "abcde"], r"prompt\[1\]: expected at most 4 characters"),
         (["abcd"] * 2, "prompt: expected at most 7 characters in all texts"),
     ):
         with pytest.raises(TooLarge, match=says):
-            budget(**most).add_texts(texts, "prompt", 9)
+            budget(**most).add_texts(texts, ("prompt",), 9)
     with pytest.raises(TooLarge, match=r"prompt: expected at most 7 characters in all texts .*, got 8"):
-        budget(**most).add_texts(["abcd"], "prompt", 9, times=2)
+        budget(**most).add_texts(["abcd"], ("prompt",), 9, times=2)
 
 
 ADDED: dict[str, tuple[Callable[[Budget], object], str]] = {

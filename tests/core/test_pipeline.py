@@ -47,7 +47,7 @@ class Ids(Task[Any, Any, list[int]]):
     def options(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         return parameters
 
-    def item(self, instance: Any, where: str, options: Mapping[str, Any]) -> Any:
+    def item(self, instance: Any, where: tuple[str | int, ...], options: Mapping[str, Any]) -> Any:
         if instance is None:
             raise InvalidInput(where, "a text")
         return instance
@@ -61,7 +61,7 @@ class Ids(Task[Any, Any, list[int]]):
     def overflow(self, options: Mapping[str, Any]) -> Any:
         return options.get("overflow", "truncate")
 
-    def check(self, encoding: Encoding, where: str) -> None:
+    def check(self, encoding: Encoding, where: tuple[str | int, ...]) -> None:
         if len(encoding) == 3:
             raise InvalidInput(where, "more than one token")
 
@@ -178,7 +178,7 @@ async def test_an_error_about_windows_names_the_instances_as_the_api_does() -> N
     async with predictive_pipeline() as b:
         with pytest.raises(TooLarge) as caught:
             await b.pipeline(Query([LONG], {"windows": True}, name="input"), Context("id", {}))
-        assert caught.value.path == "input"
+        assert caught.value.path == ("input",)
 
 
 @pytest.mark.parametrize(

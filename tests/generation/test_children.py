@@ -48,24 +48,24 @@ async def test_a_task_beyond_a_limit_is_413_and_the_next_one_is_served(
     seconds: float, max_bytes: int, most_seconds: float
 ) -> None:
     async with ChildPool(1, seconds=seconds, max_bytes=max_bytes) as pool:
-        await pool.run("compile", ORDINARY, "")
+        await pool.run("compile", ORDINARY, ())
         began = time.monotonic()
         with pytest.raises(TooLarge) as caught:
-            await pool.run("compile", ENDLESS, "parameters.regex")
+            await pool.run("compile", ENDLESS, ("parameters", "regex"))
         assert time.monotonic() - began < most_seconds
-        assert caught.value.path == "parameters.regex"
+        assert caught.value.path == ("parameters", "regex")
         assert "--child_timeout_seconds" in str(caught.value) and "--max_child_bytes" in str(caught.value)
-        size, _ = await pool.run("compile", ORDINARY, "")
+        size, _ = await pool.run("compile", ORDINARY, ())
         assert 0 < size < 10**6
         assert poll(lambda: len(children_of(nursery_of(pool))) == 1, 5), "the ended child is a zombie"
 
 
 async def test_another_client_is_served_while_a_task_goes_on() -> None:
     async with ChildPool(2, seconds=1.5) as pool:
-        await pool.run("compile", ORDINARY, "")
-        endless = asyncio.create_task(pool.run("compile", ENDLESS, ""))
+        await pool.run("compile", ORDINARY, ())
+        endless = asyncio.create_task(pool.run("compile", ENDLESS, ()))
         for _ in range(20):
-            await pool.run("compile", ORDINARY, "")
+            await pool.run("compile", ORDINARY, ())
         assert not endless.done()
         with pytest.raises(TooLarge):
             await endless
@@ -74,11 +74,11 @@ async def test_another_client_is_served_while_a_task_goes_on() -> None:
 @pytest.mark.parametrize("victim", [lambda pid: children_of(pid)[0], lambda pid: pid], ids=["a child", "the nursery"])
 async def test_a_killed_process_is_replaced(victim: Callable[[int], int]) -> None:
     async with ChildPool(1) as pool:
-        await pool.run("compile", ORDINARY, "")
+        await pool.run("compile", ORDINARY, ())
         killed = victim(nursery_of(pool))
         os.kill(killed, signal.SIGKILL)
         await asyncio.sleep(0.2)
-        assert await pool.run("verify", ORDINARY, "", '{"a": 1}') == ""
+        assert await pool.run("verify", ORDINARY, (), '{"a": 1}') == ""
 
 
 async def test_a_request_gets_503_while_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +86,8 @@ async def test_a_request_gets_503_while_no_process_can_be_started(monkeypatch: p
         with monkeypatch.context() as broken:
             broken.setattr(sys, "executable", "/nowhere")
             with pytest.raises(Unavailable, match="child process"):
-                await pool.run("compile", ORDINARY, "")
-        await pool.run("compile", ORDINARY, "")
+                await pool.run("compile", ORDINARY, ())
+        await pool.run("compile", ORDINARY, ())
 
 
 async def test_a_child_takes_a_limited_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,24 +95,24 @@ async def test_a_child_takes_a_limited_number_of_tasks(monkeypatch: pytest.Monke
     async with ChildPool(1) as pool:
         used = set()
         for _ in range(7):
-            await pool.run("compile", ORDINARY, "")
+            await pool.run("compile", ORDINARY, ())
             used.update(children_of(nursery_of(pool)))
         assert len(used) >= 2
 
 
 async def test_a_client_that_leaves_keeps_its_child_until_the_task_ends() -> None:
     async with ChildPool(1, seconds=0.5, wait=0.2) as pool:
-        await pool.run("compile", ORDINARY, "")
-        endless = asyncio.create_task(pool.run("compile", ENDLESS, ""))
+        await pool.run("compile", ORDINARY, ())
+        endless = asyncio.create_task(pool.run("compile", ENDLESS, ()))
         await asyncio.sleep(0.1)
         endless.cancel()
         with pytest.raises(TooManyRequests, match="--max_children"):
-            await pool.run("compile", ORDINARY, "")
+            await pool.run("compile", ORDINARY, ())
         assert len(children_of(nursery_of(pool))) == 1
         async with asyncio.timeout(10):
             while True:
                 try:
-                    await pool.run("compile", ORDINARY, "")
+                    await pool.run("compile", ORDINARY, ())
                     return
                 except TooManyRequests:
                     pass
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_keeps_its_child_until_the_task_ends() -> Non
 
 async def test_a_child_opens_no_file_and_no_socket_and_is_the_first_victim_of_low_memory() -> None:
     async with ChildPool(1) as pool:
-        await pool.run("compile", ORDINARY, "")
+        await pool.run("compile", ORDINARY, ())
         [child] = children_of(nursery_of(pool))
         limits = proc(child, "limits").splitlines()
         assert [line.split()[3] for line in limits if line.startswith("Max open files")] == ["0"]

@@ -125,7 +125,7 @@ async def test_random_logits_write_a_valid_object(constrained: Callable[..., Con
 async def test_each_kind(
     constrained: Callable[..., Constrained], fields: dict[str, Any], valid: Callable[[str], Any]
 ) -> None:
-    constraint = read_structured_outputs(fields, "structured_outputs", 10_000)
+    constraint = read_structured_outputs(fields, ("structured_outputs",), 10_000)
     for greedy in (True, False):
         text, finish = await constrained().said(constraint, greedy=greedy)
         assert finish == "stop" and valid(text), text
@@ -134,7 +134,7 @@ async def test_each_kind(
 async def test_an_object_of_any_form(constrained: Callable[..., Constrained]) -> None:
     closes = np.zeros(constrained().tokenizer.vocab_size)
     closes[constrained().tokenizer.first_token_id("}") or 0] = 9.0
-    constraint = read_structured_outputs({"json_object": True}, "s", 100)
+    constraint = read_structured_outputs({"json_object": True}, ("s",), 100)
     text, finish = await constrained(logits=lambda length: closes).said(constraint, greedy=True)
     assert finish == "stop" and json.loads(text) == {}
 
@@ -166,9 +166,9 @@ async def test_a_model_without_an_end_token_ends_a_complete_text(
     gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox
 ) -> None:
     compiler, regex = GrammarCompiler(Vocabulary(gpt2), sandbox), Constraint.of("regex", "ab?")
-    await compiler.prepare(regex, "", executor)
+    await compiler.prepare(regex, (), executor)
     last = gpt2.vocab_size - 1
-    mask = compiler.mask(regex, "", frozenset(), 0)
+    mask = compiler.mask(regex, (), frozenset(), 0)
     for letter in "ab":
         allowed = np.flatnonzero(mask.apply(np.zeros(gpt2.vocab_size, np.float32)) > -np.inf)
         assert last not in allowed and not mask.is_over
@@ -220,7 +220,7 @@ async def test_what_does_not_compile_is_refused_with_the_reason(
     generator, names = constrained(), {"constraint": "structured_outputs"}
     with pytest.raises(InvalidInput) as caught:
         await generator.steps(Constraint.of(kind, source), names=names)
-    assert caught.value.path == "parameters.structured_outputs"
+    assert caught.value.path == ("parameters", "structured_outputs")
     assert reason in caught.value.hint.lower(), caught.value.hint
     assert not generator.predictor.calls
 
@@ -265,7 +265,7 @@ async def test_compiled_constraints_are_cached(gpt2: Tokenizer, executor: Thread
     compiler = GrammarCompiler(Vocabulary(gpt2), sandbox)
 
     async def compiled(number: int) -> CompiledGrammar:
-        return await compiler.prepare(Constraint.of("regex", f"[a-z]{{{number}}}"), "", executor)
+        return await compiler.prepare(Constraint.of("regex", f"[a-z]{{{number}}}"), (), executor)
 
     kept = await compiled(1)
     assert await compiled(1) is kept
@@ -295,7 +295,7 @@ async def test_compiled_constraints_take_bounded_memory(
 
     async def compiled(number: int) -> CompiledGrammar:
         schema = {"type": "integer", "multipleOf": 5003, "description": str(number)}
-        return await compiler.prepare(Constraint.of("json_schema", schema), "p", executor)
+        return await compiler.prepare(Constraint.of("json_schema", schema), ("p",), executor)
 
     for number in range(8):
         await compiled(number)
@@ -312,8 +312,8 @@ async def test_compiled_constraints_take_bounded_memory(
 
 async def test_a_text_gives_its_memory_back(gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox) -> None:
     compiler, regex = GrammarCompiler(Vocabulary(gpt2), sandbox), Constraint.of("regex", "[a-z]*")
-    await compiler.prepare(regex, "", executor)
-    used, mask = sandbox.memory.used, compiler.mask(regex, "", frozenset(), 0)
+    await compiler.prepare(regex, (), executor)
+    used, mask = sandbox.memory.used, compiler.mask(regex, (), frozenset(), 0)
     mask._row_seconds = 0.1
     mask.add(gpt2.encode(["a"])[0].ids[0])
     assert sandbox.memory.used > used + ROW_BYTES_PER_SECOND * 0.09
@@ -330,7 +330,7 @@ async def test_hostile_constraints_are_answered_or_refused_with_a_sentence(
         try:
             await made.steps(Constraint.of(*COMPILED[name]), max_tokens=40, names={"constraint": "response_format"})
         except (InvalidInput, TooLarge) as error:
-            assert error.path == "parameters.response_format"
+            assert error.path == ("parameters", "response_format")
             assert "non-verbose" not in str(error) and "NoExtension" not in str(error)
         assert made.sandbox.memory.used < 40 << 20
 

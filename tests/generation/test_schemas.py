@@ -28,7 +28,7 @@ async def test_texts_of_200_schemas_validate(
 ) -> None:
     made, finished = Constrained(gpt2, executor, sandbox, seed=part), 0
     for number, schema in list(enumerate(ordinary(COUNT)))[part::PARTS]:
-        constraint = read_structured_outputs({"json": schema}, "structured_outputs", 65_536)
+        constraint = read_structured_outputs({"json": schema}, ("structured_outputs",), 65_536)
         text, finish = await made.said(constraint, seed=number, max_tokens=990)
         if finish == "stop":
             jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
@@ -39,7 +39,7 @@ async def test_texts_of_200_schemas_validate(
 async def refusal(made: Constrained, schema: Any) -> str:
     """The error of a schema, or an empty string for one that is answered."""
     try:
-        constraint = read_structured_outputs({"json": schema}, "structured_outputs", 65_536)
+        constraint = read_structured_outputs({"json": schema}, ("structured_outputs",), 65_536)
         await made.steps(constraint, max_tokens=30)
     except (InvalidInput, TooLarge) as error:
         return str(error)

@@ -52,7 +52,7 @@ CASES: list[tuple[Any, Any, str, str]] = [
 async def test_problems(sandbox: Sandbox, kind: Any, source: Any, text: str, expected: str) -> None:
     broken = ""
     try:
-        await Verifier(sandbox.children).verify(Constraint.of(kind, source), text, "p")
+        await Verifier(sandbox.children).verify(Constraint.of(kind, source), text, ("p",))
     except BrokenForm as error:
         broken = str(error)
     assert expected in broken and bool(expected) is bool(broken), broken
@@ -101,11 +101,11 @@ async def test_a_text_that_takes_too_long_to_validate_is_413(name: str) -> None:
     schema, text = VALIDATED[name]
     async with ChildPool(1, seconds=0.3) as children:
         verifier, constraint = Verifier(children), Constraint.of("json_schema", schema)
-        await verifier.prepare(constraint, "response_format")
+        await verifier.prepare(constraint, ("response_format",))
         with pytest.raises(TooLarge, match="expected a constraint that takes at most") as caught:
-            await verifier.verify(constraint, text, "response_format")
-        assert caught.value.path == "response_format"
-        await verifier.verify(Constraint.of("json_schema", SCHEMA), '{"a": 1}', "")
+            await verifier.verify(constraint, text, ("response_format",))
+        assert caught.value.path == ("response_format",)
+        await verifier.verify(Constraint.of("json_schema", SCHEMA), '{"a": 1}', ())
 
 
 SECRET = "secret-of-a-client"
@@ -152,10 +152,10 @@ async def test_a_bad_schema_is_400_with_its_field_and_leaves_the_log_empty(
         text = '{"a": 1}' if constraint.kind == "json_schema" else f'{ADD[0].replace("add", "f")}{{"a": 1}}{ADD[1]}'
         verifier = Verifier(sandbox.children)
         try:
-            await verifier.prepare(constraint, "response_format")
-            await verifier.verify(constraint, text, "response_format")
+            await verifier.prepare(constraint, ("response_format",))
+            await verifier.verify(constraint, text, ("response_format",))
         except InvalidInput as error:
-            assert error.path == "response_format"
+            assert error.path == ("response_format",)
         except BrokenForm:
             pass
     assert SECRET not in caplog.text
@@ -205,8 +205,8 @@ async def test_no_schema_makes_the_service_open_an_address(sandbox: Sandbox) -> 
         for name, schema in remote(f"http://127.0.0.1:{port}/a.json").items():
             constraint, verifier = Constraint.of("json_schema", schema), Verifier(sandbox.children)
             with suppress(InvalidInput, BrokenForm):
-                await verifier.prepare(constraint, "p")
-                await verifier.verify(constraint, '{"a": {"b": 1}}', "p")
+                await verifier.prepare(constraint, ("p",))
+                await verifier.verify(constraint, '{"a": {"b": 1}}', ("p",))
             assert not asked, name
 
 

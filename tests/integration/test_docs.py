@@ -313,6 +313,9 @@ def test_errors_are_as_the_document_describes_them(service: Service, document: d
             validate(document, operation, response)
 
 
+WRONG_NAMES: list[Any] = [{}, [], 5, True, ["bert"]]
+
+
 @pytest.mark.parametrize("task", ["fill_mask"])
 def test_a_model_that_is_no_string_is_refused(service: Service, document: dict[str, Any]) -> None:
     """Also by APIs in which the only model answers under every name."""
@@ -322,7 +325,7 @@ def test_a_model_that_is_no_string_is_refused(service: Service, document: dict[s
             continue
         for body in examples(operation):
             if isinstance(body, dict):
-                for model in ({}, [], 5, True, ["bert"]):
+                for model in WRONG_NAMES:
                     response = service.client.request(method, path, json={**body, "model": model})
                     assert 400 <= response.status_code < 500, f"{method} {path} {model}: {response.text}"
                 named += 1

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.errors import PredictorError, TooLarge
+from hf_transformer.errors import PredictorError, TooLarge, show_path
 from hf_transformer.protocol.rest import decode_infer_response, encode_infer_request, parse_header_length
 from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse
@@ -360,7 +360,7 @@ def test_unknown_names_are_ignored_and_noted(header: Any, names: list[str]) -> N
 def test_wrong_requests_are_refused_with_the_path_of_the_field(header: Any, path: str, message: str) -> None:
     with pytest.raises(Malformed, match=f"expected .*{re.escape(message)}") as raised:
         request(header)
-    assert raised.value.path == path
+    assert show_path(raised.value.path) == path
     assert len(str(raised.value)) < 200
     assert "secret" not in str(raised.value)
 
@@ -390,7 +390,7 @@ RAW_SIZE = "parameters.binary_data_size: expected a number of bytes up to the re
 def test_wrong_raw_inputs_are_refused(changes: Any, raw: bytes, message: str) -> None:
     with pytest.raises(Malformed, match=message) as raised:
         request({"inputs": [{**RAW_ENTRY, **changes}]}, raw)
-    assert raised.value.path.startswith("body" if message.startswith("body") else "inputs[0]")
+    assert raised.value.path[:2] in ([("body",)] if message.startswith("body") else [("inputs", 0)])
 
 
 @pytest.mark.parametrize(

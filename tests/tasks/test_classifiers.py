@@ -33,7 +33,7 @@ TWO = named("a", "b")
 def predict(task: Task[Any, Any, Any], instance: Any, rows: Sequence[Any], parameters: Any) -> Any:
     """Answers an instance; the model returns ``rows``, the outputs for each of its texts."""
     options = task.options(parameters)
-    item = task.item(instance, "instances[0]", options)
+    item = task.item(instance, ("instances", 0), options)
     parts = [[task.decode(item, ENCODING, row, options)] for row in rows]
     return task.answer(item, parts, options)
 
@@ -80,7 +80,7 @@ def test_a_regression_model_has_no_probabilities() -> None:
         SequenceClassification(settings(REGRESSION, return_probabilities=True))
     with pytest.raises(InvalidInput) as raised:
         classify(REGRESSION, logits(4.5), PROBABILITIES)
-    assert raised.value.path == "parameters.return_probabilities"
+    assert raised.value.path == ("parameters", "return_probabilities")
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
@@ -127,10 +127,10 @@ def test_only_a_null_or_empty_text_pair_means_a_single_text() -> None:
     pair: Any
     for pair in (0, False, 0.0, [], {}, 1, True, ["a"]):
         with pytest.raises(InvalidInput, match=r"instances\[0\].text_pair: expected a string, got"):
-            read_text_or_pair({"text": "a", "text_pair": pair}, "instances[0]")
+            read_text_or_pair({"text": "a", "text_pair": pair}, ("instances", 0))
     for pair in (None, ""):
-        assert read_text_or_pair({"text": "a", "text_pair": pair}, "instances[0]") == "a"
-    assert read_text_or_pair({"text": "a", "text_pair": "b"}, "instances[0]") == ("a", "b")
+        assert read_text_or_pair({"text": "a", "text_pair": pair}, ("instances", 0)) == "a"
+    assert read_text_or_pair({"text": "a", "text_pair": "b"}, ("instances", 0)) == ("a", "b")
 
 
 @pytest.mark.parametrize("flag", ["truncate", "error"])
@@ -290,7 +290,7 @@ def test_prompts_stand_in_front_of_the_query_alone(parameters: dict[str, Any], q
     prompts = CrossEncoder(None, {"q": "find: ", "d": "doc: "}, "q")
     task = Rerank(replace(settings(ONE), cross_encoder=prompts))
     options = task.options(parameters)
-    item = task.item({"query": "q", "texts": ["t0", "t1"]}, "instances[0]", options)
+    item = task.item({"query": "q", "texts": ["t0", "t1"]}, ("instances", 0), options)
     assert task.texts(item, options) == [(query, "t0"), (query, "t1")]
 
 
@@ -317,8 +317,8 @@ def test_a_string_of_labels_is_counted_before_it_is_split() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge, match=r"^parameters\.candidate_labels: expected at most 1000 labels, got 200001"):
-            read_candidate_labels("a," * 200_000, "parameters")
+            read_candidate_labels("a," * 200_000, ("parameters",))
         assert tracemalloc.get_traced_memory()[1] < 500_000  # split, the labels took 14 MB
     finally:
         tracemalloc.stop()
-    assert read_candidate_labels(" a ,, b", "parameters") == ("a", "b")
+    assert read_candidate_labels(" a ,, b", ("parameters",)) == ("a", "b")

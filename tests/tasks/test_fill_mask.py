@@ -178,7 +178,7 @@ def test_a_reduced_model_answers_several_masks(fill_mask: ReducedFillMask, token
 def test_parameters_that_need_logits_are_refused(fill_mask: ReducedFillMask, parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="needs the whole vocabulary's logits") as raised:
         fill_mask.options(parameters)
-    assert raised.value.path == f"parameters.{[*parameters][-1]}"
+    assert raised.value.path == ("parameters", [*parameters][-1])
 
 
 def classify(config: dict[str, Any], values: list[float], parameters: Any) -> Any:
@@ -214,14 +214,14 @@ def test_a_reduced_model_answers_with_its_probabilities() -> None:
 def test_a_reduced_model_applies_its_own_function_alone(config: dict[str, Any], function: str, applied: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         classify(config, [0.25, 0.125, 0.625], PIPELINE | {"function_to_apply": function})
-    assert (raised.value.path, raised.value.got) == ("parameters.function_to_apply", repr(function))
+    assert (raised.value.path, raised.value.got) == (("parameters", "function_to_apply"), repr(function))
     assert raised.value.expected.startswith(repr(applied))
 
 
 def test_a_reduced_model_has_no_logits() -> None:
     with pytest.raises(InvalidInput) as raised:
         classify(SINGLE, [0.25, 0.125, 0.625], {"return_raw_logits": True})
-    assert raised.value.path == "parameters.return_raw_logits"
+    assert raised.value.path == ("parameters", "return_raw_logits")
 
 
 def embedding() -> Any:

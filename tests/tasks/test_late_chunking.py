@@ -48,7 +48,7 @@ def embed(
 ) -> Any:
     """The answer to an instance by a model whose token vectors depend on their ids alone."""
     options = task.options(parameters or {})
-    item = task.item(instance, "instances[0]", options)
+    item = task.item(instance, ("instances", 0), options)
     [windows] = tokenizer.encode_windows(task.texts(item, options), task.tokenization(options))
     parts = []
     for window in windows:
@@ -162,7 +162,7 @@ def test_the_size_of_the_answer_counts_each_span() -> None:
     options = task.options({})
     sizes = []
     for instance in ("a text", {"chunks": CHUNKS}, {"text": TEXT, "spans": PLACES * 10}):
-        [[encoding]] = tokenizer.encode_windows(task.texts(task.item(instance, "", options), options), Tokenization())
+        [[encoding]] = tokenizer.encode_windows(task.texts(task.item(instance, (), options), options), Tokenization())
         sizes.append(task.answer_size(encoding, options))
     assert sizes == [1, 3, 30]  # of 4 numbers each
 
@@ -171,7 +171,7 @@ def test_many_spans_of_a_long_text_are_bounded_work() -> None:
     tokenizer = tokenizer_of("minibert_mean", 512)
     task = make_task(tokenizer)
     whole, options = [[0, len(TEXT)]] * 50, task.options({"dimensions": 1})
-    [text] = task.texts(task.item({"text": TEXT, "spans": whole}, "", options), options)
+    [text] = task.texts(task.item({"text": TEXT, "spans": whole}, (), options), options)
     [[encoding]] = tokenizer.encode_windows([text], Tokenization())
     assert task.answer_size(encoding, options) == 38  # 50 vectors of all dimensions are in memory
     large = make_task(tokenizer, SentenceTransformers(pooling=("mean",)), hidden_size=40_000)
@@ -179,7 +179,7 @@ def test_many_spans_of_a_long_text_are_bounded_work() -> None:
     [vector, *_] = embed(task, tokenizer, {"text": TEXT, "spans": whole})
     np.testing.assert_allclose(vector, mean_of(tokenizer, TEXT), atol=1e-6)
     with pytest.raises(TooLarge, match=r"spans: expected at most 4096 for a text, got 4097"):
-        task.item({"text": TEXT, "spans": [[0, 1]] * 4097}, "", options)
+        task.item({"text": TEXT, "spans": [[0, 1]] * 4097}, (), options)
 
 
 def test_texts_with_spans_share_a_request_with_other_texts() -> None:
@@ -187,7 +187,7 @@ def test_texts_with_spans_share_a_request_with_other_texts() -> None:
     task = make_task(tokenizer)
     options = task.options({})
     instances = ["a text", {"chunks": CHUNKS}, {"token_ids": [1, 2, 3]}, {"text": "another"}]
-    texts = [text for one in instances for text in task.texts(task.item(one, "", options), options)]
+    texts = [text for one in instances for text in task.texts(task.item(one, (), options), options)]
     encodings = tokenizer.encode_windows(texts, Tokenization())
     assert [type(window).__name__ for [window] in encodings] == ["Encoding", "SpannedEncoding", "Encoding", "Encoding"]
     assert encodings[0] == tokenizer.encode_windows(["a text"], Tokenization())[0]

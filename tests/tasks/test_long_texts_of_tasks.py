@@ -38,7 +38,7 @@ def tokenizer() -> Tokenizer:
 def predict(task: Task[Any, Any, Any], instance: Json, texts: Sequence[Sequence[Any]], parameters: Any) -> Any:
     """Answers an instance; the model returns these logits for each window of each text."""
     options = task.options(parameters)
-    item = task.item(instance, "instances[0]", options)
+    item = task.item(instance, ("instances", 0), options)
     parts = [[task.decode(item, ENCODING, logits(*row), options) for row in windows] for windows in texts]
     return task.answer(item, parts, options)
 
@@ -123,7 +123,7 @@ def test_parameters_of_windows_need_windows(kind: str, parameters: Any) -> None:
 def encodings(task: Task[Any, Any, Any], instance: Json, parameters: Any = None) -> list[list[str]]:
     """The tokens of all windows of all texts."""
     options = task.options(parameters or {})
-    texts = task.texts(task.item(instance, "instances[0]", options), options)
+    texts = task.texts(task.item(instance, ("instances", 0), options), options)
     windows = tokenizer().encode_windows(texts, task.tokenization(options))
     return [[" ".join(map(str, map(tokenizer().id_to_token, one.ids))) for one in text] for text in windows]
 

@@ -50,7 +50,7 @@ def ask(
     """Answers from logits of 0, except those of ``likely``: the texts of a first and a last token, and their logit."""
     task = task_of(tokenizer)
     options = task.options(parameters)
-    item = task.item({"question": question, "context": context}, "instances[0]", options)
+    item = task.item({"question": question, "context": context}, ("instances", 0), options)
     [windows] = tokenizer.encode_windows(task.texts(item, options), task.tokenization(options))
     parts = []
     for window in windows:
@@ -177,7 +177,7 @@ def test_probabilities_cover_the_allowed_tokens_alone() -> None:
 def test_the_default_stride_and_the_size_of_answers(tokenizer: Tokenizer) -> None:
     task = task_of(tokenizer)
     options = task.options({})
-    item = task.item({"question": "Where?", "context": "many cities " * 40}, "instances[0]", options)
+    item = task.item({"question": "Where?", "context": "many cities " * 40}, ("instances", 0), options)
     shorter = tokenizer.with_max_length(32)
     [windows] = shorter.encode_windows(task.texts(item, options), task.tokenization(options))
     assert {len(window) for window in windows[:-1]} == {32}

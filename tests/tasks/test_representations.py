@@ -59,7 +59,7 @@ def run(loaded: Loaded, case: Mapping[str, Any], parameters: Mapping[str, Any]) 
     """The answer to a text, from the model's outputs in the goldens."""
     tokenizer, task = loaded
     options = task.options(parameters)
-    item = task.item(case["text"], "instances[0]", options)
+    item = task.item(case["text"], ("instances", 0), options)
     [windows] = tokenizer.encode_windows(task.texts(item, options), task.tokenization(options))
     [encoding] = [task.complete(item, window, options) for window in windows]
     assert encoding.ids == case["ids"] and len(encoding.type_ids) == len(encoding.ids)
@@ -323,7 +323,7 @@ def test_the_vectors_of_flagembedding_start_after_the_first_token(load: Any) -> 
 def test_wrong_parameters_are_refused(load: Any, parameters: Any, path: str, expected: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         run(load("colbert", "token_vectors"), CASES["colbert-document-cat"], parameters)
-    assert raised.value.path == f"parameters.{path}" and raised.value.expected.startswith(expected)
+    assert raised.value.path == ("parameters", path) and raised.value.expected.startswith(expected)
 
 
 @pytest.mark.parametrize("parameters", [{"dimensions": 2}, {"precision": "int8"}])
@@ -370,7 +370,7 @@ def test_prompts_follow_the_input_type() -> None:
     plain = TextEmbedding(TaskSettings({}, Vocabulary()))  # type: ignore[arg-type]
     assert plain.options({"input_type": "query"}).prompt == ""
     with pytest.raises(InvalidInput, match=r"^parameters\.input_type: expected no value for token ids"):
-        task.item({"token_ids": [5]}, "input", task.options({"input_type": "query"}))
+        task.item({"token_ids": [5]}, ("input",), task.options({"input_type": "query"}))
 
 
 def test_costs_and_sizes_count_what_is_asked_for(load: Any) -> None:

@@ -41,7 +41,7 @@ def pair_task(template: PairTemplate, **files: Any) -> Rerank:
 
 def texts(task: Rerank, **parameters: Any) -> Any:
     options = task.options(parameters)
-    return task.texts(task.item(ITEM, "instances[0]", options), options)
+    return task.texts(task.item(ITEM, ("instances", 0), options), options)
 
 
 # Templates
@@ -220,7 +220,7 @@ def test_a_causal_score_is_the_softmax_of_both_tokens() -> None:
     rows = np.zeros((3, 8), np.float32)
     rows[-1, [3, 5]] = np.log([1, 3])
     options = task.options({})
-    item = task.item(ITEM, "instances[0]", options)
+    item = task.item(ITEM, ("instances", 0), options)
     part = task.decode(item, ENCODING, {"logits": rows}, options)
     [first, second] = task.answer(item, [[part], [0.0]], options)
     assert (first["index"], first["score"], second["score"]) == (0, pytest.approx(0.75), 0.5)
@@ -256,7 +256,7 @@ def embedding_task(flags: Mapping[str, Any] | None = None, **files: Any) -> BiEn
 def rank(task: BiEncoderRerank, rows: list[Any], output: str, **parameters: Any) -> Any:
     """The answer for outputs of the query and of both texts."""
     options = task.options(parameters)
-    item = task.item(ITEM, "instances[0]", options)
+    item = task.item(ITEM, ("instances", 0), options)
     parts = [
         [task.decode(task.of_text(item, index), ENCODING, {output: np.array(row, np.float32)}, options)]
         for index, row in enumerate(rows)
@@ -267,8 +267,8 @@ def rank(task: BiEncoderRerank, rows: list[Any], output: str, **parameters: Any)
 def test_the_query_is_encoded_once_and_each_side_has_its_prompt() -> None:
     task = embedding_task()
     assert texts(task) == ["find: q", "text: a", "text: b"]
-    assert [task.text_path("instances[0]", index) for index in range(3)] == [
-        *("instances[0].query", "instances[0].texts[0]", "instances[0].texts[1]")
+    assert [task.text_path(("instances", 0), index) for index in range(3)] == [
+        *(("instances", 0, "query"), ("instances", 0, "texts", 0), ("instances", 0, "texts", 1))
     ]
 
 
@@ -291,7 +291,7 @@ def test_each_side_has_a_limit_of_its_own() -> None:
 def test_a_long_side_is_cut_to_its_limit_before_it_is_split_into_windows() -> None:
     task = embedding_task({"on_overflow": "window", "max_length": 8})
     options = task.options({"max_tokens_per_query": 12, "max_tokens_per_doc": 3, "stride": 0})
-    item = task.item({"query": "one two three " * 9, "texts": ["one two three " * 9]}, "instances[0]", options)
+    item = task.item({"query": "one two three " * 9, "texts": ["one two three " * 9]}, ("instances", 0), options)
     vocabulary: Any = task.settings.vocabulary
     query, text = vocabulary.encode_windows(task.texts(item, options), options.tokenization)
     assert [len(window) - 2 for window in query] == [6, 6] and [len(window) - 2 for window in text] == [3]

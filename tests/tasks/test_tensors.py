@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, show_path
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.tensors import TEXT, Field, json_tensor, ragged_tensor, read_instances
 from hf_transformer.types.tensors import Tensor, Texts
@@ -86,7 +86,8 @@ NUMBERS = {name: Tensor(name, "INT64", np.array([1])) for name in ("input_ids", 
 def test_a_wrong_input_is_named_with_its_field(tensors: Any, error: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput) as raised:
         read_instances(tensors, PAIR)
-    assert raised.value.args == (*error, "")[:4]
+    path, *rest = error
+    assert (show_path(raised.value.path), *raised.value.args[1:]) == (path, *rest, "")[:4]
 
 
 def test_an_input_of_lists_has_one_or_two_axes() -> None:

@@ -203,7 +203,7 @@ def test_a_prompt_leaves_room_for_a_text() -> None:
 def test_the_text_has_the_prompt_in_front(files: Any, parameters: Any, expected: str) -> None:
     task = make_task(files)
     options = task.options(parameters)
-    assert task.texts(task.item({"text": "Ab"}, "instances[0]", options), options) == (expected,)
+    assert task.texts(task.item({"text": "Ab"}, ("instances", 0), options), options) == (expected,)
 
 
 def test_sizes_count_components_and_costs_count_tokens_too(features: FeatureExtraction) -> None:
@@ -247,39 +247,39 @@ def test_token_ids_are_the_whole_text() -> None:
     files = SentenceTransformers(prompts={"q": "qq"}, default_prompt_name="q", include_prompt=False)
     task = make_task(files, max_length=6)
     options = task.options({})
-    item = task.item({"token_ids": [0, 5, 1]}, "input", options)
+    item = task.item({"token_ids": [0, 5, 1]}, ("input",), options)
     assert item == TokenIds((0, 5, 1)) and task.texts(item, options) == (item,)
     part = task.decode(item, Encoding([0, 5, 1], [0] * 3), {"sentence_embedding": ROWS[:3]}, options)
     assert task.answer(item, [[part]], options) == pytest.approx([3, 2])
-    assert task.item({"token_ids": [127]}, "input", task.options({"prompt": ""})) == TokenIds((127,))
+    assert task.item({"token_ids": [127]}, ("input",), task.options({"prompt": ""})) == TokenIds((127,))
 
 
 @pytest.mark.parametrize(
     ("ids", "parameters", "path", "got"),
     [
-        ([], {}, "input", "an empty list"),
-        ("a", {}, "input", "a string"),
-        ([5, "a"], {}, "input", "a string at index 1"),
-        ([5, True], {}, "input", "a boolean at index 1"),
-        ([5, 128], {}, "input", "128 at index 1"),
-        ([-1, 5], {}, "input", "-1 at index 0"),
-        ([5], {"prompt": "p"}, "parameters.prompt", ""),
-        ([5], {"prompt_name": "q"}, "parameters.prompt_name", ""),
+        ([], {}, ("input",), "an empty list"),
+        ("a", {}, ("input",), "a string"),
+        ([5, "a"], {}, ("input",), "a string at index 1"),
+        ([5, True], {}, ("input",), "a boolean at index 1"),
+        ([5, 128], {}, ("input",), "128 at index 1"),
+        ([-1, 5], {}, ("input",), "-1 at index 0"),
+        ([5], {"prompt": "p"}, ("parameters", "prompt"), ""),
+        ([5], {"prompt_name": "q"}, ("parameters", "prompt_name"), ""),
     ],
 )
 def test_wrong_token_ids_and_prompts_in_front_of_them_are_refused(
-    ids: Any, parameters: Any, path: str, got: str
+    ids: Any, parameters: Any, path: tuple[str, ...], got: str
 ) -> None:
     task = make_task(SentenceTransformers(prompts={"q": "Q "}), max_length=6)
     with pytest.raises(InvalidInput) as raised:
-        task.item({"token_ids": ids}, "input", task.options(parameters))
+        task.item({"token_ids": ids}, ("input",), task.options(parameters))
     assert (raised.value.path, raised.value.got) == (path, got)
 
 
 def test_token_ids_are_not_truncated() -> None:
     task = make_task(max_length=6)
     with pytest.raises(TooLarge, match=r"^input: expected at most 6 token ids, the model's length, got 7; "):
-        task.item({"token_ids": [5] * 7}, "input", task.options({}))
+        task.item({"token_ids": [5] * 7}, ("input",), task.options({}))
 
 
 def test_a_prompt_may_have_as_many_characters_as_the_limit() -> None:

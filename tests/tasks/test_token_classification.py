@@ -58,7 +58,7 @@ def logits(labels: Sequence[int], shares: Sequence[float]) -> Any:
 def decode(task: TokenClassification, rows: Any, **parameters: Any) -> Any:
     options = task.options(parameters)
     encoding = Encoding(list(range(len(TOKENS))), [0] * len(TOKENS), False, OFFSETS, SPECIAL, None, None)
-    item = task.item(TEXT, "instances[0]", options)
+    item = task.item(TEXT, ("instances", 0), options)
     return task.answer(item, [[task.decode(item, encoding, {"logits": rows}, options)]], options)
 
 
@@ -168,7 +168,7 @@ def test_special_tokens_are_no_entities(strategy: str) -> None:
     task = make_task(output_format="pipeline", aggregation_strategy=strategy)
     options = task.options({"ignore_labels": []})
     encoding = Encoding([0, 8], [0, 0], False, [(0, 0)] * 2, [1, 1], None, None)
-    item = task.item("", "instances[0]", options)
+    item = task.item("", ("instances", 0), options)
     assert task.decode(item, encoding, {"logits": logits((B, B), (0.9, 0.9))}, options).values == []
 
 

@@ -21,8 +21,8 @@ from functools import partial
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
+    aliased,
     move_if_present,
-    name_by_alias,
     read_content,
     read_purpose,
     read_strings,
@@ -30,11 +30,12 @@ from hf_transformer.api.dialects.fields import (
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_message
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_message
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import IgnoredField, field_name
-from hf_transformer.api.openai.rerank import field_of_instance, read_query, render_meta, render_results
+from hf_transformer.api.openai.fields import IgnoredField
+from hf_transformer.api.openai.rerank import INSTANCE, read_query, render_meta, render_results
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
@@ -43,6 +44,7 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.quantization import BYTES, quantize
 from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
@@ -69,7 +71,7 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
     options = unit_length(model) | move_if_present(parameters, "max_tokens", output_dimension="dimensions")
     options |= read_truncation(parameters, default="END")
     options |= read_purpose(parameters, "input_type", model)
-    call.context.field_names = name_by_alias(parameters, ALIASES, field_name)
+    call.context.field_names = TOP_LEVEL.then(aliased(parameters, ALIASES))
     answers = await model.predict(Query(texts, options, name=field), call.context)
     vectors, floats = answers.predictions, version == "1" and "embedding_types" not in parameters
     call.budget.hold(sum(vector.size for vector in vectors) * (len(types) - 1) * NUMBER_BYTES, "embedding_types")
@@ -94,7 +96,7 @@ def _read_texts(parameters: Parameters, budget: RequestBudget) -> tuple[str, lis
         return "texts", read_strings("texts", parameters.get("texts"), budget)
     inputs = expect(parameters.get("inputs"), list, "inputs", "a list of objects")
     budget.few("inputs", inputs)
-    return "inputs", [read_content(item, f"inputs[{index}]") for index, item in enumerate(inputs)]
+    return "inputs", [read_content(item, ("inputs", index)) for index, item in enumerate(inputs)]
 
 
 def _read_types(parameters: Parameters) -> list[str]:
@@ -134,7 +136,7 @@ async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -
     parameters.number(PRIORITY, 0, 0, MOST)
     defaults: dict[str, Json] = {"truncation": True} if model.task.settings.on_overflow == "error" else {}
     query = read_query(parameters, call.budget, truncate_document=True, **defaults)
-    call.context.field_names = field_of_instance
+    call.context.field_names = INSTANCE
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
     answer = {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}

@@ -8,12 +8,12 @@ https://docs.nvidia.com/nim/nemo-retriever/text-embedding/latest/reference.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.service import Model
 from hf_transformer.core.pipeline import PredictivePipeline
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.tasks import quantization
 from hf_transformer.tasks.parameters import Parameters, input_type_of, prompt_for_purpose
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, Scale, TextEmbedding
@@ -153,7 +153,7 @@ def read_strings(field: str, value: Json, budget: RequestBudget) -> list[str]:
     """Returns a list of strings. Raises InvalidInput for any other value, and TooLarge for too many."""
     texts = expect_items(value, field, "a list of texts")
     budget.few(field, texts)
-    return [expect(text, str, f"{field}[{index}]", "a string") for index, text in enumerate(texts)]
+    return [expect(text, str, (field, index), "a string") for index, text in enumerate(texts)]
 
 
 def read_documents(
@@ -163,10 +163,10 @@ def read_documents(
     many."""
     documents = expect_items(value, field, "a list of texts")
     budget.few(field, documents)
-    return [read_document(document, f"{field}[{index}]", rank_fields) for index, document in enumerate(documents)]
+    return [read_document(document, (field, index), rank_fields) for index, document in enumerate(documents)]
 
 
-def read_document(document: Json, path: str, rank_fields: Sequence[str] | None = None) -> str:
+def read_document(document: Json, path: Path, rank_fields: Sequence[str] | None = None) -> str:
     """Returns the text of a string, of an object with "text", whose other fields have no effect, or of content parts.
 
     ``rank_fields`` names the fields of an object that are its text, as in Cohere v1: "NAME: VALUE" in a line each.
@@ -174,7 +174,7 @@ def read_document(document: Json, path: str, rank_fields: Sequence[str] | None =
     """
     if isinstance(document, dict) and rank_fields is not None:
         for name in rank_fields:
-            expect(document.get(name), str, f"{path}.{name[:40]}", "a string, since rank_fields names it")
+            expect(document.get(name), str, (*path, name[:40]), "a string, since rank_fields names it")
         return "\n".join(f"{name}: {document[name]}" for name in rank_fields)
     if isinstance(document, dict) and "content" in document and "text" not in document:
         return read_content(document, path)
@@ -182,38 +182,28 @@ def read_document(document: Json, path: str, rank_fields: Sequence[str] | None =
     return str(expect(text, str, path, 'a string or {"text": string}'))
 
 
-def read_content(value: Json, path: str) -> str:
+def read_content(value: Json, path: Path) -> str:
     """Returns the text of {"content": [{"type": "text", "text": string}, ...]}: the parts, joined by line breaks.
 
     Cohere and vLLM have this form for texts and images. Raises InvalidInput for any other form or type.
     """
-    parts, path = expect(value, dict, path, "an object").get("content"), f"{path}.content"
+    parts, path = expect(value, dict, path, "an object").get("content"), (*path, "content")
     if not isinstance(parts, list) or not parts:
         raise InvalidInput(path, 'a list of {"type": "text", "text": string}')
     lines = []
     for number, part in enumerate(parts):
-        here = f"{path}[{number}]"
+        here = (*path, number)
         if expect(part, dict, here, "an object").get("type") != "text":
-            raise InvalidInput(f"{here}.type", '"text", since the model reads texts', "another type")
-        lines.append(expect(part.get("text"), str, f"{here}.text", "a string"))
+            raise InvalidInput((*here, "type"), '"text", since the model reads texts', "another type")
+        lines.append(expect(part.get("text"), str, (*here, "text"), "a string"))
     return "\n".join(lines)
 
 
-def name_by_alias(
-    parameters: Parameters, aliases: Mapping[str, Sequence[str]], field_name: Callable[[str], str]
-) -> Callable[[str], str]:
-    """Returns a function that converts a canonical path to the field that the request has for it.
-
-    Args:
-        aliases: the fields for a parameter, by the task's name of it.
-        field_name: converts any other path.
-    """
-
-    def name(path: str) -> str:
-        field = field_name(path)
-        return next((alias for alias in aliases.get(field, ()) if alias in parameters), field)
-
-    return name
+def aliased(parameters: Parameters, aliases: Mapping[str, Sequence[str]]) -> dict[Path, Path]:
+    """Returns the fields that the request has for parameters, as a mapping of Names. ``aliases`` has the fields for a
+    parameter, by the task's name of it."""
+    present = ((name, alias) for name, among in aliases.items() for alias in reversed(among) if alias in parameters)
+    return {(name,): (alias,) for name, alias in present}  # the first of a parameter's aliases stays
 
 
 def move_if_present(parameters: Parameters, *same: str, **renamed: str) -> dict[str, Json]:

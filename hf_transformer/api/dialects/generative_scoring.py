@@ -17,17 +17,19 @@ from collections.abc import Mapping, Sequence
 from math import exp, inf
 from typing import Any
 
+from hf_transformer.api.bodies import GENERATION
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import listed, read_body
 from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.fields import GENERATION, field_name, without_effect
+from hf_transformer.api.openai.fields import without_effect
 from hf_transformer.api.service import Service, generative
-from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.errors import InvalidInput, Path, PredictorError
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Context, Json, RequestBudget
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
@@ -47,14 +49,14 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     call.budget.few("items", items)
     softmax, item_first = parameters.flag("apply_softmax", True), parameters.flag("item_first", False)
     special = parameters.flag("add_special_tokens", True)
-    [query] = await _to_ids([parameters.get("query")], ["query"], model, special, call.context)
-    paths = [f"items[{index}]" for index in range(len(items))]
+    [query] = await _to_ids([parameters.get("query")], [("query",)], model, special, call.context)
+    paths: list[Path] = [("items", index) for index in range(len(items))]
     texts = await _to_ids(items, paths, model, False, call.context)
     _count(query, texts, labels, call.budget)
     prompts = [TokenIds(text + query if item_first else query + text) for text in texts]
     names = {"logprobs": LABELS, "score_ids": LABELS}
     sampling = Sampling(max_tokens=1, greedy=True, ignore_eos=True, logprobs=0, score_ids=labels, names=names)
-    call.context.field_names = field_name
+    call.context.field_names = TOP_LEVEL
     request = GenerationRequest(prompts=prompts, sampling=sampling, name="items")
     async with await model.generate(request, call.context) as running:
         pieces = [choices[0] for choices in await running.collect()]
@@ -75,27 +77,27 @@ def _count(query: Sequence[int], texts: Sequence[Sequence[int]], labels: Sequenc
 
 def _read_labels(value: Json, model: GenerativeModel) -> tuple[int, ...]:
     """Reads the ids of the labels, each once. Raises InvalidInput for none, too many, or one outside the vocabulary."""
-    ids = tuple(dict.fromkeys(read_token_ids(value, LABELS, model.task.settings.vocabulary.vocab_size).ids))
+    ids = tuple(dict.fromkeys(read_token_ids(value, (LABELS,), model.task.settings.vocabulary.vocab_size).ids))
     if len(ids) > MAX_SCORED_IDS:
         raise InvalidInput(LABELS, f"at most {MAX_SCORED_IDS} token ids", str(len(ids)))
     return ids
 
 
 async def _to_ids(
-    texts: Sequence[Any], paths: Sequence[str], model: GenerativeModel, special: bool, context: Context
+    texts: Sequence[Any], paths: Sequence[Path], model: GenerativeModel, special: bool, context: Context
 ) -> list[tuple[int, ...]]:
     """Tokenizes texts; lists of token ids stay as they are. Raises InvalidInput for other types."""
     size = model.task.settings.vocabulary.vocab_size
-    token_ids: dict[str, tuple[int, ...]] = {}
-    strings: dict[str, str] = {}
+    token_ids: dict[Path, tuple[int, ...]] = {}
+    strings: dict[Path, str] = {}
     for text, path in zip(texts, paths, strict=True):
         expect(text, str | list, path, "a string or a list of token ids")
         if isinstance(text, str):
             strings[path] = text
         else:
             token_ids[path] = read_token_ids(text, path, size).ids
-    names = {f"instances[{index}]": path for index, path in enumerate(strings)}
-    context.field_names = lambda path: names.get(path) or field_name(path).replace("instances", "items", 1)
+    texts_of: dict[Path, Path] = {("instances", index): path for index, path in enumerate(strings)}
+    context.field_names = TOP_LEVEL.then({**texts_of, ("instances",): ("items",)})
     options = Tokenization(whole=True, special_tokens=special)
     encodings = await model.encode(list(strings.values()), options, context) if strings else []
     token_ids |= {path: tuple(encoding.ids) for path, [encoding] in zip(strings, encodings, strict=True)}

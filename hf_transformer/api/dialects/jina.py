@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hf_transformer.api.bodies import read_texts, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     TRUNCATION_FIELDS,
@@ -19,12 +20,13 @@ from hf_transformer.api.dialects.fields import (
     read_truncation,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.openai.embeddings import plain_texts, to_base64
-from hf_transformer.api.openai.fields import IgnoredField, read_texts, usage
+from hf_transformer.api.openai.fields import IgnoredField
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, Path
 from hf_transformer.tasks.text_embedding import MULTI_VECTOR
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
@@ -37,7 +39,7 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
     tasks, ignored = ("text_embedding",), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=ignored)
     require_representation(model, MULTI_VECTOR)
-    texts, _ = read_texts("input", plain_texts(parameters.get("input"), call.budget), call.budget, _refuse_ids)
+    texts, _ = read_texts(("input",), plain_texts(parameters.get("input"), call.budget), call.budget, _refuse_ids)
     options: dict[str, Json] = {"representations": MULTI_VECTOR, **read_truncation(parameters)}
     options |= move_if_present(parameters, "dimensions")
     options |= read_purpose(parameters, "input_type", model)
@@ -54,7 +56,7 @@ async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]
     return await reply_arrays({**answer, "usage": usage(answers)}, call.context, service.executor)
 
 
-def _refuse_ids(ids: list[Json], path: str) -> Json:
+def _refuse_ids(ids: list[Json], path: Path) -> Json:
     raise InvalidInput(path, "text", "token ids")
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hf_transformer.api.bodies import usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     move_if_present,
@@ -28,23 +29,34 @@ from hf_transformer.api.dialects.fields import (
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.fields import IgnoredField, field_name, usage
+from hf_transformer.api.openai.fields import IgnoredField
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.tensors import read_instances
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Tensor, Texts
 
 TEXT = '{"text": string}, since the model reads texts'
 MODALITY, EMBEDDINGS, TOKEN_COUNT = "modality", "embeddings", "token_count"
 TRUNCATE, EMBEDDING_TYPE = "truncate", "embedding_type"
+INSTANCE = TOP_LEVEL.then(
+    {
+        ("instances", 0): ("passages",),
+        ("instances", 0, "query"): ("query", "text"),
+        ("instances", 0, "texts"): ("passages",),
+        ("instances", 0, "texts", EACH): ("passages", EACH, "text"),
+    }
+)
+"""The names of fields: the task has a single instance with all passages."""
 PARAMETERS = ("input_type", TRUNCATE, "dimensions", EMBEDDING_TYPE)
 
 
@@ -52,30 +64,22 @@ async def ranking(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     """Returns the logits of passages for a query."""
     tasks, known, ignored = ("rerank",), ("query", "passages", "truncate"), (IgnoredField("user", ()),)
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
-    query = read_text(parameters.get("query"), "query")
+    query = read_text(parameters.get("query"), ("query",))
     passages = expect_items(parameters.get("passages"), "passages", f"a list of {TEXT}")
     call.budget.few("passages", passages)
-    texts = [read_text(passage, f"passages[{index}]") for index, passage in enumerate(passages)]
-    call.context.field_names = _field
+    texts = [read_text(passage, ("passages", index)) for index, passage in enumerate(passages)]
+    call.context.field_names = INSTANCE
     options = {"output_format": "kserve", "raw_scores": True, **read_truncation(parameters)}
     answers = await model.predict(Query([{"query": query, "texts": texts}], options), call.context)
     rankings = [{"index": one["index"], "logit": one["score"]} for one in answers.predictions[0]]
     return await reply_arrays({"rankings": rankings, "usage": usage(answers)}, call.context, service.executor)
 
 
-def read_text(value: Json, path: str) -> str:
+def read_text(value: Json, path: Path) -> str:
     """Returns the text of an object {"text"}. Raises InvalidInput for any other value, such as one with an image."""
     if not isinstance(value, dict) or value.keys() != {"text"}:
         raise InvalidInput(path, TEXT, "nothing" if value is None else describe(value))
-    return str(expect(value["text"], str, f"{path}.text", "a string"))
-
-
-def _field(path: str) -> str:
-    """Converts a path of the only instance to a field of the body."""
-    rest = path.removeprefix("instances[0]")
-    if rest.startswith(".texts"):
-        return f"passages{rest.removeprefix('.texts')}.text"
-    return "query.text" if rest == ".query" else "passages" if rest == "" else field_name(path)
+    return str(expect(value["text"], str, (*path, "text"), "a string"))
 
 
 def is_for_nim(model: Model, request: InferRequest) -> bool:
@@ -96,7 +100,7 @@ async def embed_tensors(model: Model, request: InferRequest, context: Context) -
     inputs = {name: tensor for name, tensor in request.inputs.items() if name != MODALITY}
     modality = request.inputs.get(MODALITY)
     if modality is not None and not (isinstance(modality, Texts) and set(modality.texts) <= {"text"}):
-        raise InvalidInput(f"inputs.{MODALITY}", "text in each row, since the model reads texts", "another modality")
+        raise InvalidInput(("inputs", MODALITY), "text in each row, since the model reads texts", "another modality")
     note_unknown(request.parameters, PARAMETERS, context.ignored)
     known = {name: value for name, value in request.parameters.items() if name in PARAMETERS}
     if isinstance(known.get(TRUNCATE), str):  # the package's enumerations have these words in lower case

@@ -18,21 +18,23 @@ from typing import Any, Final
 
 import orjson
 
+from hf_transformer.api.bodies import GENERATION, choose_model, read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute
+from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
 from hf_transformer.api.openai.chat import render_prompt, require_template
-from hf_transformer.api.openai.fields import GENERATION, choose_model, field_name, read_texts, render_error
 from hf_transformer.api.openai.tools import read_tools
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
-from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge, describe
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
@@ -98,7 +100,7 @@ def _read(
     service: Service, call: Call, payload: Mapping[str, Json], known: Sequence[str]
 ) -> tuple[GenerativeModel, Parameters]:
     """Returns the model and the known fields of a body. Raises RequestError."""
-    call.context.field_names = field_name
+    call.context.field_names = TOP_LEVEL
     present = {name: value for name, value in payload.items() if value is not None}
     note_unknown(present, known, call.context.ignored)
     parameters = Parameters({name: value for name, value in present.items() if name in known}, known)
@@ -119,10 +121,10 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
     """Returns one request per prompt, in a list."""
     model, parameters = _read(service, call, payload, COMPLETIONS)
 
-    def read_ids(ids: list[Json], path: str) -> TokenIds:
+    def read_ids(ids: list[Json], path: Path) -> TokenIds:
         return TokenIds(tuple(ids))
 
-    prompts, _ = read_texts("prompt", parameters.get("prompt"), call.budget, read_ids)
+    prompts, _ = read_texts(("prompt",), parameters.get("prompt"), call.budget, read_ids)
     if prompts == [""]:
         raise InvalidInput("prompt", "a prompt", "an empty one")
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
@@ -184,7 +186,7 @@ def _variables(parameters: Parameters) -> dict[str, Json]:
     if "documents" in parameters:
         variables["documents"] = documents = _value(parameters, "documents", LIST, None)
         for index, document in enumerate(documents):
-            expect(document, dict, f"documents[{index}]", "an object")
+            expect(document, dict, ("documents", index), "an object")
     if (effort := parameters.string("reasoning_effort")) is not None:
         variables["reasoning_effort"] = effort
         if "enable_thinking" not in (parameters.get("chat_template_kwargs") or {}):
@@ -214,7 +216,7 @@ async def _encode(
     tokenizer = model.tokenizer
     length, side = _truncation(parameters, tokenizer.max_length), parameters.choice("truncation_side", "", SIDES)
     detail = length is not None or parameters.flag("return_token_offsets", False)
-    call.context.field_names = lambda path: name if path.startswith("instances") else field_name(path)
+    call.context.field_names = TOP_LEVEL.then({("instances",): (name,), ("instances", EACH): (name,)})
     options = Tokenization(detail, whole=True, special_tokens=special, token_values=3 if detail else 1)
     # The details of an encoding look up each id, so the ids have to be checked before.
     ids = [prompt for prompt in prompts if isinstance(prompt, TokenIds)]
@@ -306,7 +308,7 @@ def _form(parameters: Parameters) -> Json:
     if form.get("type") == "json_object":
         return {"json_object": True}
     if form.get("type") == "json_schema":
-        schema = expect(form.get("json_schema"), dict, "response_format.json_schema", "an object")
+        schema = expect(form.get("json_schema"), dict, ("response_format", "json_schema"), "an object")
         return {"json": schema.get("schema")}
     return None
 

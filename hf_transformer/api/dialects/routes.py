@@ -10,20 +10,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import orjson
-
+from hf_transformer.api.bodies import choose_model
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
+from hf_transformer.api.error_forms import status_of
 from hf_transformer.api.errors import RenderError, expect
-from hf_transformer.api.openai.fields import (
-    IgnoredField,
-    choose_model,
-    field_name,
-    message_of,
-    read_fields,
-    render_error,
-    status_of,
-)
+from hf_transformer.api.openai.fields import IgnoredField, read_fields
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError
@@ -31,6 +23,7 @@ from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json
 
 PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
@@ -118,7 +111,7 @@ def read_body(
 
     Sets ``call.context.field_names``: parameters of the task are top-level fields. Raises RequestError.
     """
-    call.context.field_names = field_name
+    call.context.field_names = TOP_LEVEL
     names = {field.name: field for field in ignored}
     parameters = read_fields(payload, ("model", *known, *names), names)
     return choose_model(service, call, parameters.get("model"), tasks), parameters
@@ -154,21 +147,3 @@ def _dispatch(service: Service, routes: Sequence[DialectRoute]) -> Handle:
             return failure_response(error, call.context, chosen.render_error, chosen.status)
 
     return handle
-
-
-def render_message(error: RequestError, status: int) -> bytes:
-    """Serializes an error in Cohere's form. Source: https://docs.cohere.com/reference/errors"""
-    return orjson.dumps({"message": message_of(error)})
-
-
-def render_detail(error: RequestError, status: int) -> bytes:
-    """Serializes an error in the form of Jina, Voyage and NVIDIA NIM, whose clients read ``detail``."""
-    kind, message = "invalid_request_error" if status < 500 else "server_error", message_of(error)
-    return orjson.dumps({"object": "error", "message": message, "detail": message, "type": kind})
-
-
-def render_for_all(error: RequestError, status: int) -> bytes:
-    """Serializes an error for a path that several dialects share: OpenAI's ``error``, Cohere's ``message`` and the
-    ``detail`` of Jina, Voyage and NVIDIA NIM."""
-    from_openai = orjson.loads(render_error(error, status))
-    return orjson.dumps({**from_openai, "message": message_of(error), "detail": message_of(error)})

@@ -14,7 +14,8 @@ from functools import partial
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import cohere, jina, nim, render, tei, vllm, voyage
-from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path, render_for_all
+from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path
+from hf_transformer.api.error_forms import render_for_all
 from hf_transformer.api.openai import embeddings, rerank
 from hf_transformer.api.service import Service
 from hf_transformer.types.http import Response

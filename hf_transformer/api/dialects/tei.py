@@ -25,10 +25,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hf_transformer.api.bodies import choose_model
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import representations, require_representation
 from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute
 from hf_transformer.api.dialects.tei_form import (
+    NAMES,
     TRUNCATION,
     byte_spans,
     characters,
@@ -37,24 +39,23 @@ from hf_transformer.api.dialects.tei_form import (
     read_parameters,
     read_sequences,
     read_text,
-    rename,
     render_error,
     sparse_values,
     status_of,
     within_instance,
 )
-from hf_transformer.api.errors import EMPTY, expect, expect_items
-from hf_transformer.api.openai.fields import choose_model
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
-from hf_transformer.errors import FieldError, InvalidInput
+from hf_transformer.errors import EmptyList, FieldError, InvalidInput, Path
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.labels import score_label
 from hf_transformer.tasks.similarity import compare
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Encoding
 
@@ -73,7 +74,8 @@ STEP_BODIES = 8
 """Bodies of /vertex that begin in an iteration of the event loop, about 1 ms."""
 WEIGHT_BYTES = 300
 """Bytes of a weight with its index in an object, and in JSON."""
-SINGLE_INPUT = (r"inputs\[0\]", "inputs")
+SINGLE_INPUT = NAMES.then({("inputs", 0): ("inputs",)})
+RERANK_NAMES = NAMES.then({("texts", 0, "texts"): ("texts",), ("texts", 0, "query"): ("query",)})
 EMBED = ("inputs", *TRUNCATION, "prompt_name", "normalize", "dimensions")
 EMBED_ALL = ("inputs", *TRUNCATION, "prompt_name")
 
@@ -113,7 +115,7 @@ async def _vectors(ask: Ask, known: tuple[str, ...], **parameters: Json) -> tupl
     """Returns the predictions for ``inputs``, and the counts of Result."""
     inputs = ask.fields.get("inputs")
     texts = read_inputs(inputs, ask.budget)
-    ask.context.field_names = rename() if len(texts) > 1 else rename(SINGLE_INPUT)
+    ask.context.field_names = NAMES if len(texts) > 1 else SINGLE_INPUT
     answers = await ask.predict(texts, parameters | read_parameters(ask.fields, known, ask.context))
     return answers.predictions, (sum(map(characters, texts)), answers.tokens)
 
@@ -147,10 +149,10 @@ async def embed_sparse(ask: Ask) -> Result:
 async def similarity(ask: Ask) -> Result:
     """Returns the similarity of each sentence to the source: cosine, dot product (sparse) or MaxSim (multi-vector)."""
     fields = expect(ask.fields.get("inputs"), dict, "inputs", '{"source_sentence": text, "sentences": [text]}')
-    source = read_text("inputs.source_sentence", fields.get("source_sentence"))
-    sentences = expect_items(fields.get("sentences"), "inputs.sentences", "a list of texts")
-    ask.budget.few("inputs.sentences", sentences, 1)
-    texts = [source, *(read_text(f"inputs.sentences[{index}]", text) for index, text in enumerate(sentences))]
+    source = read_text(("inputs", "source_sentence"), fields.get("source_sentence"))
+    sentences = expect_items(fields.get("sentences"), ("inputs", "sentences"), "a list of texts")
+    ask.budget.few(("inputs", "sentences"), sentences, 1)
+    texts = [source, *(read_text(("inputs", "sentences", index), text) for index, text in enumerate(sentences))]
     fields = ask.inner_parameters()
     ask.context.field_names = _similarity_field
     parameters = read_parameters(fields, (*TRUNCATION, "prompt_name"), ask.context)
@@ -161,13 +163,17 @@ async def similarity(ask: Ask) -> Result:
     return Result(scores, (sum(map(len, texts)), answers.tokens))
 
 
-def _similarity_field(path: str) -> str:
+def _similarity_field(path: Path) -> Path:
     """Converts a canonical path: the source is the first instance."""
-    if path.startswith("inputs["):
-        index, _, rest = path[7:].partition("]")
-        return "inputs.source_sentence" + rest if index == "0" else f"inputs.sentences[{int(index) - 1}]{rest}"
-    field = rename()(path)
-    return field if field in ("inputs", "parameters") else f"parameters.{field}"
+    match path:
+        case ("inputs", 0, *rest):
+            return ("inputs", "source_sentence", *rest)
+        case ("inputs", int(index), *rest):
+            return ("inputs", "sentences", index - 1, *rest)
+        case ("inputs",) | ("parameters",):
+            return path
+        case _:
+            return ("parameters", *NAMES(path))
 
 
 async def rerank(ask: Ask) -> Result:
@@ -175,7 +181,7 @@ async def rerank(ask: Ask) -> Result:
     query, texts = read_text("query", ask.fields.get("query")), ask.fields.get("texts")
     texts = expect_items(texts, "texts", "a list of texts")
     ask.budget.few("texts", texts)
-    ask.context.field_names = rename((r"texts\[0\]\.texts", "texts"), (r"texts\[0\]\.query", "query"))
+    ask.context.field_names = RERANK_NAMES
     parameters = read_parameters(ask.fields, ("query", "texts", *TRUNCATION, "raw_scores", "return_text"), ask.context)
     answers = await ask.predict([{"query": query, "texts": texts}], {"output_format": "kserve", **parameters}, "texts")
     ranks = [
@@ -190,12 +196,12 @@ async def predict(ask: Ask) -> Result:
     if ask.fields.get("parameters") is not None and ask.model.task.name == "sequence_classification":
         return await pipeline(ask)
     sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.budget)
-    ask.context.field_names = rename(SINGLE_INPUT) if is_single else rename()
+    ask.context.field_names = SINGLE_INPUT if is_single else NAMES
     parameters = read_parameters(ask.fields, ("inputs", *TRUNCATION, "raw_scores"), ask.context)
     if ask.model.task.name == "rerank":
         for index, sequence in enumerate(sequences):
             if len(sequence) == 1:
-                raise InvalidInput(f"inputs[{index}]", "a pair of texts, since the model ranks texts", "one text")
+                raise InvalidInput(("inputs", index), "a pair of texts, since the model ranks texts", "one text")
         pairs = [{"query": sequence[0], "texts": list(sequence[1:])} for sequence in sequences]
         answers = await ask.predict(pairs, {"output_format": "kserve", **parameters})
         label = score_label(ask.model.task.settings.model_config)
@@ -220,7 +226,7 @@ async def pipeline(ask: Ask) -> Result:
     ask.budget.few("inputs", instances)
     is_single = not isinstance(inputs, list)
     if is_single:
-        ask.context.field_names = lambda path: path.replace("inputs[0]", "inputs", 1)
+        ask.context.field_names = Names({("inputs", 0): ("inputs",)})
     classifies = ask.model.task.name == "sequence_classification"
     defaults = {"output_format": "pipeline", **({"top_k": None} if classifies else {})}
     answers = await ask.predict(instances, defaults | parameters)
@@ -251,8 +257,8 @@ async def tokenize(ask: Ask) -> Result:
     inputs, fields = ask.fields.get("inputs"), ("add_special_tokens", "prompt_name")
     texts = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", "a text or a list of texts")
     ask.budget.few("inputs", texts)
-    texts = [read_text(f"inputs[{index}]", text) for index, text in enumerate(texts)]
-    ask.context.field_names = rename(("instances", "inputs"))
+    texts = [read_text(("inputs", index), text) for index, text in enumerate(texts)]
+    ask.context.field_names = NAMES.then({("instances",): ("inputs",)})
     read_parameters(ask.fields, ("inputs", *fields), ask.context)  # notes unknown fields
     parameters = {name: ask.fields[name] for name in fields if ask.fields.get(name) is not None}
     prepared, options = read_tokenize(Query(texts, parameters, name="inputs"), ask.model.task)
@@ -283,8 +289,8 @@ async def decode(ask: Ask) -> Result:
     lists = ids if isinstance(ids[0], list) else [ids]
     ask.budget.few("ids", lists)
     if [] in lists:
-        raise InvalidInput(f"ids[{lists.index([])}]", "a list of token ids", EMPTY)
-    ask.context.field_names = rename(("instances", "ids"))
+        raise EmptyList(("ids", lists.index([])), "a list of token ids")
+    ask.context.field_names = NAMES.then({("instances",): ("ids",)})
     read_parameters(ask.fields, ("ids", "skip_special_tokens"), ask.context)  # notes unknown fields
     skip = ask.fields.get("skip_special_tokens")
     skip = expect(True if skip is None else skip, bool, "skip_special_tokens", "true or false")
@@ -311,7 +317,7 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
 
 async def _instance(service: Service, model: Model, body: Json, index: int, call: Call) -> Json:
     whole = call.context
-    fields = expect(body, dict, f"instances[{index}]", "an object")
+    fields = expect(body, dict, ("instances", index), "an object")
     context = Context(whole.request_id, whole.headers, deadline=whole.deadline)
     context.model_name, context.served_name, context.adapter = whole.model_name, whole.served_name, whole.adapter
     context.arrived, context.budget = whole.arrived, whole.budget

@@ -9,17 +9,18 @@ Source: https://github.com/huggingface/text-embeddings-inference, router/src/htt
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 
 import orjson
 
 from hf_transformer.api.dialects.fields import read_side
-from hf_transformer.api.errors import EMPTY, expect, expect_items
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.errors import (
+    EmptyList,
     FieldError,
     InvalidInput,
+    Path,
     PredictorError,
     PredictorTimeout,
     RequestError,
@@ -30,6 +31,7 @@ from hf_transformer.errors import (
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.similarity import SparseVector
 from hf_transformer.types.http import HeaderLines
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Context, Json, RequestBudget
 
 PARAMETERS: Mapping[str, str] = {
@@ -42,9 +44,12 @@ PARAMETERS: Mapping[str, str] = {
 }
 """The task's parameters by the dialect's fields; ``truncation_direction`` has other values too."""
 TRUNCATION = ("truncate", "truncation_direction")
-_NAMES = {ours: theirs for theirs, ours in PARAMETERS.items()} | {"truncation_side": "truncation_direction"}
-VALIDATED = ("prompt_name", "dimensions")
-"""Fields whose values the original compares with the model."""
+NAMES = TOP_LEVEL.then(
+    {**{(ours,): (theirs,) for theirs, ours in PARAMETERS.items()}, ("truncation_side",): ("truncation_direction",)}
+)
+"""The names of fields."""
+VALIDATED = (("prompt_name",), ("dimensions",))
+"""The last names of fields whose values the original compares with the model."""
 TEXT_OR_IDS = "a text or a list of token ids"
 
 
@@ -75,7 +80,7 @@ def read_inputs(inputs: Json, budget: RequestBudget) -> list[Json]:
         return [{"token_ids": items}]
     budget.few("inputs", items)
     for index, item in enumerate(items):
-        expect(item, str | list, f"inputs[{index}]", TEXT_OR_IDS)
+        expect(item, str | list, ("inputs", index), TEXT_OR_IDS)
     return [{"token_ids": item} if isinstance(item, list) else item for item in items]
 
 
@@ -93,7 +98,7 @@ def read_sequences(inputs: Json, budget: RequestBudget) -> tuple[list[tuple[str,
         budget.few("inputs", items)
     sequences = [items] if is_single else items
     for index, sequence in enumerate(sequences):
-        path = "inputs" if is_single else f"inputs[{index}]"
+        path: Path = ("inputs",) if is_single else ("inputs", index)
         if not isinstance(sequence, list) or not all(isinstance(text, str) for text in sequence):
             raise InvalidInput(path, form if is_single else "[text] or [text, text]", describe(sequence))
         if len(sequence) not in (1, 2):
@@ -101,24 +106,11 @@ def read_sequences(inputs: Json, budget: RequestBudget) -> tuple[list[tuple[str,
     return [tuple(sequence) for sequence in sequences], is_single
 
 
-def read_text(path: str, value: Json) -> str:
+def read_text(path: Path | str, value: Json) -> str:
     """Returns a text. Raises InvalidInput."""
     if not isinstance(value, str):
         raise InvalidInput(path, "a text", "nothing" if value is None else describe(value))
     return value
-
-
-def rename(*patterns: tuple[str, str]) -> Callable[[str], str]:
-    """Returns a function from a canonical path to the dialect's field, with replacements of its beginning."""
-
-    def field_name(path: str) -> str:
-        field = path.removeprefix("parameters.")
-        for pattern, replacement in patterns:
-            if match := re.match(pattern, field):
-                return match.expand(replacement) + field[match.end() :]
-        return _NAMES.get(field, field)
-
-    return field_name
 
 
 def characters(text: Json) -> int:
@@ -164,13 +156,13 @@ def error_kind(error: RequestError) -> tuple[int, str]:
         return 503, "Unhealthy"
     if isinstance(error, PredictorError | PredictorTimeout):
         return 424, "Backend"
-    if isinstance(error, InvalidInput) and error.got == EMPTY:
+    if isinstance(error, EmptyList):
         return 400, "Empty"
-    if isinstance(error, InvalidInput) and error.path in ("model", "representations"):  # a model of another kind
+    if isinstance(error, InvalidInput) and error.path in (("model",), ("representations",)):  # a model of another kind
         return 424, "Backend"
-    if isinstance(error, InvalidInput) and error.path != "body":
+    if isinstance(error, InvalidInput) and error.path != ("body",):
         # The original's check of a value is a 413; a field of another type fails in its parser, with 422.
-        return 413 if error.path.rpartition(".")[2] in VALIDATED else 422, "Validation"
+        return 413 if error.path[-1:] in VALIDATED else 422, "Validation"
     return error.status, "Validation" if error.status < 500 else "Backend"
 
 
@@ -190,7 +182,7 @@ def within_instance(error: FieldError, index: int, context: Context) -> FieldErr
     name = context.field_names
     path = error.path if name is None else name(error.path)
     # The path "model" has a meaning of its own in error_kind.
-    return error.at(path if path == "model" else f"instances[{index}].{path}".removesuffix("."))
+    return error.at(path if path == ("model",) else ("instances", index, *path))
 
 
 def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hf_transformer.api.bodies import read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
 from hf_transformer.api.dialects.fields import (
@@ -34,16 +35,18 @@ from hf_transformer.api.dialects.fields import (
 )
 from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
-from hf_transformer.api.openai.embeddings import single_input, to_base64
-from hf_transformer.api.openai.fields import IgnoredField, field_name, read_texts, render_error, without_effect
+from hf_transformer.api.error_forms import render_error
+from hf_transformer.api.openai.embeddings import SINGLE_INPUT, to_base64
+from hf_transformer.api.openai.fields import IgnoredField, without_effect
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import EACH, TOP_LEVEL, Names
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Tokenization
 
@@ -90,18 +93,18 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     else:
         raise InvalidInput(second, f"one text for each of the {len(firsts)} in {first}", str(len(seconds)))
 
-    def field(path: str) -> str:
-        """Converts a path of the task's instances, whose texts are the second side, to a field of the body."""
-        if not path.startswith("instances["):
-            return field_name(path)
-        index, _, rest = path.removeprefix("instances[").partition("]")
-        if rest.startswith(".query"):
-            return first if first in single else f"{first}[{index}]"
-        if second in single:
-            return second
-        return f"{second}[{index}]" if len(firsts) > 1 else f"{second}{rest.removeprefix('.texts')}"
-
-    call.context.field_names = field
+    # The queries of the task's instances are the first side, their texts the second.
+    index, place = (EACH, 0) if len(firsts) > 1 else (0, EACH)
+    text: Path = (second,) if second in single else (second, EACH)
+    texts = text if len(firsts) > 1 else (second,)
+    call.context.field_names = TOP_LEVEL.then(
+        {
+            ("instances", index): texts,
+            ("instances", index, "query"): (first,) if first in single else (first, index),
+            ("instances", index, "texts"): texts,
+            ("instances", index, "texts", place): text,
+        }
+    )
     options: dict[str, Json] = {"output_format": "kserve"}
     options |= read_truncation(parameters) | read_token_limits(parameters)
     if "instruction" in parameters:
@@ -124,7 +127,7 @@ def _read_sides(parameters: Parameters, budget: RequestBudget) -> tuple[list[tup
     single = {name for name in present if isinstance(parameters.get(name), str | dict)}
     texts = [parameters.get(name) for name in present]
     sides = [
-        (name, [read_document(text, name)] if name in single else read_documents(text, budget, field=name))
+        (name, [read_document(text, (name,))] if name in single else read_documents(text, budget, field=name))
         for name, text in zip(present, texts, strict=True)
     ]
     return sides, single
@@ -138,12 +141,12 @@ def _read_input(
 ) -> tuple[Sequence[Json], bool]:
     """Returns the instances for ``input``, and whether it is a single text. Raises InvalidInput."""
 
-    def read_ids(ids: list[Json], path: str) -> Json:
+    def read_ids(ids: list[Json], path: Path) -> Json:
         if model.task.name != EMBEDDING or not service.token_inputs:
             raise InvalidInput(path, "text", "token ids", "only embeddings take them, with --enable_token_inputs")
         return {"token_ids": ids}
 
-    return read_texts("input", parameters.get("input"), budget, read_ids)
+    return read_texts(("input",), parameters.get("input"), budget, read_ids)
 
 
 async def classify(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -153,7 +156,7 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
     model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=INPUT_IGNORED)
     instances, single = _read_input(parameters, service, call.budget, model)
     if single:
-        call.context.field_names = single_input
+        call.context.field_names = SINGLE_INPUT
     rows, answers = await _probabilities(model, call, instances, parameters)
     labels = read_labels(model.task.settings.model_config)
     data = [
@@ -187,7 +190,7 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
     instances, single = _read_input(parameters, service, call.budget, model)
     if single:
-        call.context.field_names = single_input
+        call.context.field_names = SINGLE_INPUT
     if kind == "classify":
         rows, answers = await _probabilities(model, call, instances, parameters)
         vectors: list[Json] = [np.array(row, np.float32) for row in rows]
@@ -245,7 +248,7 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     special = parameters.flag("add_special_tokens", not is_chat)
     strings = parameters.flag("return_token_strs", False)
     options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
-    call.context.field_names = lambda path: "prompt" if path.startswith("instances") else field_name(path)
+    call.context.field_names = TOP_LEVEL.then({("instances",): ("prompt",), ("instances", 0): ("prompt",)})
     [[encoding]] = await model.encode([text], options, call.context)
     call.context.values = 2 * len(encoding)
     return await reply_arrays(
@@ -266,7 +269,9 @@ async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) 
     ids = parameters.get("tokens")
     if not isinstance(ids, list):
         raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
-    call.context.field_names = lambda path: "tokens" if path.startswith("instances") else path.replace("[0]", "", 1)
+    call.context.field_names = Names(
+        {("instances",): ("tokens",), ("instances", 0): ("tokens",), ("tokens", 0): ("tokens",)}
+    )
     [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, False, call.context)
     return await reply_arrays({"prompt": prompt}, call.context, service.executor)
 

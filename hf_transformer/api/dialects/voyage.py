@@ -17,21 +17,23 @@ from typing import Any
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
+    aliased,
     move_if_present,
-    name_by_alias,
     read_precision,
     read_purpose,
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body, render_detail
+from hf_transformer.api.dialects.routes import DialectRoute, read_body
+from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import IgnoredField, field_name
+from hf_transformer.api.openai.fields import IgnoredField
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json, Query
 
 FIELDS = ("inputs", "input_type", "output_dimension", "output_dtype", "encoding_format")
@@ -41,6 +43,8 @@ IGNORED = (
 )
 ALIASES = {"dimensions": ("output_dimension",), "precision": ("output_dtype",), "prompt_name": ("input_type",)}
 """Voyage's fields for the task's parameters."""
+CHUNKS = TOP_LEVEL.then({("inputs", EACH, "chunks"): ("inputs", EACH)})
+"""The names of fields: a document is the list of its chunks."""
 
 
 async def contextualized(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
@@ -53,13 +57,11 @@ async def contextualized(service: Service, call: Call, payload: Mapping[str, Jso
     call.budget.few("inputs", inputs)
     documents = []
     for index, chunks in enumerate(inputs):  # the task reads them one by one, until the answer has too many values
-        call.budget.few(f"inputs[{index}]", expect_items(chunks, f"inputs[{index}]", "a list of texts"))
+        call.budget.few(("inputs", index), expect_items(chunks, ("inputs", index), "a list of texts"))
         documents.append({"chunks": chunks})
     options = unit_length(model) | move_if_present(parameters, output_dimension="dimensions")
     options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
-    call.context.field_names = name_by_alias(
-        parameters, ALIASES, lambda path: field_name(path).replace("].chunks", "]", 1)
-    )
+    call.context.field_names = CHUNKS.then(aliased(parameters, ALIASES))
     answers = await model.predict(Query(documents, options, name="inputs"), call.context)
     data = [
         {"object": "list", "index": index, "data": [_embedding(*one, base64) for one in enumerate(vectors)]}

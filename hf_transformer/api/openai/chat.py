@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, TypeVar
 import orjson
 
 from hf_transformer.api.call import Call, new_request_id
-from hf_transformer.api.errors import expect
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
 from hf_transformer.api.openai.structured import read_form
 from hf_transformer.api.openai.tools import CACHE_CONTROL, CALL, for_template, in_order, read_tools, without_nulls
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ForcedCallParser, ToolCallParser
@@ -143,7 +143,7 @@ async def render_prompt(
     check_depth("chat_template_kwargs", variables, call.limits)
     for name in variables:
         if name in RESERVED_VARIABLES:
-            raise InvalidInput(f"chat_template_kwargs.{name}", "no such variable", hint="the request itself sets it")
+            raise InvalidInput(("chat_template_kwargs", name), "no such variable", hint="the request itself sets it")
     return await template.render_off_loop(
         call.size,
         messages,
@@ -168,18 +168,16 @@ def read_messages(value: Json, limits: JsonLimits, ignored: list[str]) -> list[d
         InvalidInput: a message has a missing, unknown or invalid field.
         TooLarge: the arguments of all calls together exceed the limits.
     """
-    if not isinstance(value, list) or not value:
-        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
-        raise InvalidInput("messages", "a list of messages", got)
-    functions: dict[str, dict[str, Json]] = {}
-    messages = [_read_message(message, f"messages[{index}]", functions, ignored) for index, message in enumerate(value)]
+    items = expect_items(value, "messages", "a list of messages")
+    functions: dict[Path, dict[str, Json]] = {}
+    messages = [_read_message(message, ("messages", index), functions, ignored) for index, message in enumerate(items)]
     check_depth("messages", [message.get("tool_calls") for message in messages], limits)
     texts = [function["arguments"] for function in functions.values() if isinstance(function["arguments"], str)]
     if sum(map(len, texts)) > SMALL_BYTES:
         # Parsing follows the same order: an unclosed quote hides only text after the syntax error.
         check_size(" ".join(texts).encode(), limits)
     for path, function in functions.items():
-        arguments, path = function["arguments"], f"{path}.arguments"
+        arguments, path = function["arguments"], (*path, "arguments")
         if isinstance(arguments, str):  # OpenAI sends JSON as text; templates serialize objects themselves
             try:
                 arguments = orjson.loads(arguments or "{}")
@@ -190,7 +188,9 @@ def read_messages(value: Json, limits: JsonLimits, ignored: list[str]) -> list[d
     return messages
 
 
-def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]], ignored: list[str]) -> dict[str, Json]:
+def _read_message(
+    value: Json, path: Path, functions: dict[Path, dict[str, Json]], ignored: list[str]
+) -> dict[str, Json]:
     """Reads a message. Adds each called function to ``functions`` by its path, with unparsed arguments."""
     message = without_nulls(expect(value, dict, path, "an object"))
     role = message.get("role")
@@ -199,52 +199,52 @@ def _read_message(value: Json, path: str, functions: dict[str, dict[str, Json]],
             continue
         if role != "assistant" or name == "function_call":  # the older form of a call has a meaning
             hint = "calls are in tool_calls" if name == "function_call" else ""
-            raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(MESSAGE_FIELDS)}", "an unknown name", hint)
+            raise InvalidInput((*path, name[:40]), f"one of {', '.join(MESSAGE_FIELDS)}", "an unknown name", hint)
         note_ignored(f"messages.{name}", ignored)
     if not isinstance(role, str) or role not in ROLES:
         got = "nothing" if role is None else describe(role, quote=True)
-        raise InvalidInput(f"{path}.role", f"one of {', '.join(ROLES)}", got)
+        raise InvalidInput((*path, "role"), f"one of {', '.join(ROLES)}", got)
     calls = message.get("tool_calls", [])
     if calls and role != "assistant":
-        raise InvalidInput(f"{path}.tool_calls", "no calls", describe(calls), "only the assistant calls tools")
+        raise InvalidInput((*path, "tool_calls"), "no calls", describe(calls), "only the assistant calls tools")
     annotations = message.get("annotations", [])
     if annotations != []:
         if role != "assistant":
             hint = "the model can't read them"
-            raise InvalidInput(f"{path}.annotations", "an empty list", describe(annotations), hint)
+            raise InvalidInput((*path, "annotations"), "an empty list", describe(annotations), hint)
         note_ignored("messages.annotations", ignored)
     if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type") not in (None, "ephemeral"):
-        raise InvalidInput(f"{path}.{CACHE_CONTROL}", '{"type": "ephemeral"}', describe(mark))
+        raise InvalidInput((*path, CACHE_CONTROL), '{"type": "ephemeral"}', describe(mark))
     text = _read_content(message, path, ignored)
     if text is None:
         if not calls and not (role == "assistant" and message.keys() & THOUGHT_FIELDS):
-            raise InvalidInput(f"{path}.content", "a string or a list of parts", "nothing")
+            raise InvalidInput((*path, "content"), "a string or a list of parts", "nothing")
         text = ""
     rendered: dict[str, Json] = {"role": ROLES[role], "content": text}
     for name in STRINGS:
         if name in message:
-            rendered[name] = expect(message[name], str, f"{path}.{name}", "a string")
-    tool_calls = _read_calls(calls, f"{path}.tool_calls", functions, ignored)
+            rendered[name] = expect(message[name], str, (*path, name), "a string")
+    tool_calls = _read_calls(calls, (*path, "tool_calls"), functions, ignored)
     if tool_calls:  # some templates only test for the key
         rendered["tool_calls"] = tool_calls
     return rendered
 
 
-def _read_content(message: Mapping[str, Json], path: str, ignored: list[str]) -> str | None:
+def _read_content(message: Mapping[str, Json], path: Path, ignored: list[str]) -> str | None:
     """Returns the content of a message as text, None without one. An assistant's refusal may replace the content."""
     content, refusal, is_assistant = message.get("content"), message.get("refusal"), message["role"] == "assistant"
-    text = None if content is None else _read_text(content, f"{path}.content", ignored if is_assistant else None)
+    text = None if content is None else _read_text(content, (*path, "content"), ignored if is_assistant else None)
     if refusal is None:
         return text
-    expect(refusal, str, f"{path}.refusal", "a string")
+    expect(refusal, str, (*path, "refusal"), "a string")
     if not is_assistant:
-        raise InvalidInput(f"{path}.refusal", "no refusal", "a string", "only the assistant refuses")
+        raise InvalidInput((*path, "refusal"), "no refusal", "a string", "only the assistant refuses")
     if text and refusal:
-        raise InvalidInput(f"{path}.refusal", "a content or a refusal", "both")
+        raise InvalidInput((*path, "refusal"), "a content or a refusal", "both")
     return text or refusal
 
 
-def _read_text(content: Json, path: str, ignored: list[str] | None) -> str:
+def _read_text(content: Json, path: Path, ignored: list[str] | None) -> str:
     """Returns a content as text, with its parts on separate lines.
 
     ``ignored`` is given for an assistant's content, which may have refusals, and thoughts, which have no effect; it
@@ -264,18 +264,18 @@ def _read_text(content: Json, path: str, ignored: list[str] | None) -> str:
         if not isinstance(part, dict) or kind != field or not isinstance(part.get(field), str):
             got = f"the type {kind[:40]!r}" if isinstance(kind, str) and kind != field else describe(part)
             expected = 'a part {"type": "text", "text": string}'
-            raise InvalidInput(f"{path}[{index}]", expected, got, "the model reads text only")
+            raise InvalidInput((*path, index), expected, got, "the model reads text only")
         texts.append(part[field])
     return "\n".join(texts)
 
 
-def _read_calls(value: Json, path: str, functions: dict[str, dict[str, Json]], ignored: list[str]) -> list[Json]:
+def _read_calls(value: Json, path: Path, functions: dict[Path, dict[str, Json]], ignored: list[str]) -> list[Json]:
     """Reads the tool calls of a message; see _read_message for ``functions``. Templates may render all fields of a
     call, so the result excludes others than OpenAI's."""
     calls = []
     for index, call in enumerate(expect(value, list, path, "a list")):
         function = call.get("function") if isinstance(call, dict) else None
-        key = f"{path}[{index}].function"
+        key = (*path, index, "function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidInput(key, "an object with the string name", describe(function))
         functions[key] = {"name": function["name"], "arguments": function.get("arguments")}

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hf_transformer.api.bodies import read_texts
 from hf_transformer.api.call import Call
-from hf_transformer.api.openai.fields import ignored_fields, read_request, read_texts
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
-from hf_transformer.errors import ContextLengthExceeded, InvalidInput
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path
 from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
@@ -41,13 +42,13 @@ async def create(service: Service, call: Call) -> Response | TextStream:
     sampling, echo = _read_sampling(parameters, task)
     stream, usage = read_stream(parameters)
 
-    def read_ids(ids: list[Json], path: str) -> TokenIds:
+    def read_ids(ids: list[Json], path: Path) -> TokenIds:
         limit = task.settings.max_length
         if len(ids) > limit:  # refuse long lists before reading each id
             raise ContextLengthExceeded(path, f"a prompt of at most {limit} tokens", str(len(ids)), limit=limit)
         return read_token_ids(ids, path, task.settings.vocabulary.vocab_size)
 
-    prompts, single = read_texts("prompt", parameters.get("prompt"), call.budget, read_ids)
+    prompts, single = read_texts(("prompt",), parameters.get("prompt"), call.budget, read_ids)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
     answer = CompletionAnswer(model, request, call.context, usage)
     return answer if stream else await answer.whole()

@@ -23,25 +23,27 @@ from __future__ import annotations
 from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 
+from hf_transformer.api.bodies import read_texts, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     TRUNCATE_PROMPT_TOKENS,
     TRUNCATION_FIELDS,
+    aliased,
     move_if_present,
-    name_by_alias,
     read_precision,
     read_purpose,
     read_truncation,
     representations,
     unit_length,
 )
-from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, read_texts, usage
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Models, Service
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
@@ -62,6 +64,10 @@ FIELDS = (
     *("model", "input", "encoding_format", *ignored_fields("embeddings"), *PARAMETERS),
     *(*ALIASES["dimensions"], *ALIASES["normalize"], *PRECISION, *PURPOSE, *TRUNCATION_FIELDS, LATE_CHUNKING),
 )
+SINGLE_INPUT = TOP_LEVEL.then({("input", 0): ("input",)})
+"""The names of fields where ``input`` is a single text."""
+CHUNKS_OF_INPUT = TOP_LEVEL.then({("input", 0): ("input",), ("input", 0, "chunks"): ("input",)})
+"""The names of fields for late chunking, where ``input`` is one instance."""
 SUFFIXES = {"-query": "query", "-passage": "passage"}
 """Endings of a model's name that mean an ``input_type``, as in NVIDIA NIM."""
 
@@ -74,8 +80,8 @@ async def create(service: Service, call: Call) -> Response:
     base64 = _wants_base64(parameters) and "representations" not in parameters and DENSE in representations(model)
     query, single = read_query(parameters, model, call.budget, service.token_inputs)
     late = parameters.flag(LATE_CHUNKING, False)
-    field = _chunk_input if late else single_input if single else field_name
-    call.context.field_names = name_by_alias(parameters, ALIASES, field)
+    names = CHUNKS_OF_INPUT if late else SINGLE_INPUT if single else TOP_LEVEL
+    call.context.field_names = names.then(aliased(parameters, ALIASES))
     answers = await model.predict(query, call.context)
     predictions = answers.predictions[0] if late else answers.predictions
     data = [
@@ -110,25 +116,13 @@ def _wants_base64(parameters: Parameters) -> bool:
     return parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
 
 
-def single_input(path: str) -> str:
-    """Converts a canonical path to the client's field name if ``input`` is a single text."""
-    return f"input{path[8:]}" if path.startswith("input[0]") else field_name(path)
-
-
-def _chunk_input(path: str) -> str:
-    """Converts a canonical path to the client's field name for late chunking, where ``input`` is one instance."""
-    if not path.startswith("input[0]"):
-        return field_name(path)
-    return f"input{path.removeprefix('input[0]').removeprefix('.chunks')}"
-
-
 def read_query(
     parameters: Parameters, model: Model, budget: RequestBudget, token_inputs: bool = False
 ) -> tuple[Query, bool]:
     """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids if
     ``token_inputs`` is false; see read_texts for other errors."""
 
-    def read_ids(ids: list[Json], path: str) -> Json:
+    def read_ids(ids: list[Json], path: Path) -> Json:
         if not token_inputs:
             hint = (
                 "ids of another tokenizer would silently give wrong vectors. Send text (LangChain: "
@@ -138,7 +132,7 @@ def read_query(
             raise InvalidInput(path, "text", "token ids", hint)
         return {"token_ids": ids}
 
-    texts, single = read_texts("input", plain_texts(parameters.get("input"), budget), budget, read_ids)
+    texts, single = read_texts(("input",), plain_texts(parameters.get("input"), budget), budget, read_ids)
     if parameters.flag(LATE_CHUNKING, False):
         if "representations" in parameters:
             raise InvalidInput("representations", f"no value beside {LATE_CHUNKING}, which has dense vectors")

@@ -1,38 +1,27 @@
-"""Request fields of the OpenAI API: validation, the model, and fields without effect. Also renders errors.
+"""Request fields of the OpenAI API: validation, and fields without effect.
 
-An error is {"error": {"message": "...", "type": "invalid_request_error", "param": "input[3]", "code": null}}. ``param``
-is the path of the field.
-
-Sources: https://platform.openai.com/docs/api-reference/chat/create and
-https://platform.openai.com/docs/guides/error-codes
+Source: https://platform.openai.com/docs/api-reference/chat/create
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 import orjson
 
+from hf_transformer.api.bodies import TASKS, choose_model
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, expect_items
+from hf_transformer.api.errors import expect
 from hf_transformer.api.service import Model, Service
-from hf_transformer.errors import ContextLengthExceeded, InvalidInput, RequestError, UnknownModel, describe
+from hf_transformer.errors import (
+    InvalidInput,
+    Path,
+    describe,
+)
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types.request import Answers, Json, RequestBudget
-
-GENERATION = ("text_generation", "text2text_generation")
-GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
-TASKS: Mapping[str, tuple[str, ...]] = {
-    "embeddings": ("text_embedding",),
-    "rerank": ("rerank",),
-    "completions": GENERATION,
-    "chat/completions": GENERATION,
-    "responses": GENERATION,
-}
-"""Tasks that each endpoint supports."""
-TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
+from hf_transformer.types.paths import TOP_LEVEL
+from hf_transformer.types.request import Json
 
 CHATS, RESPONSES, EMBEDDINGS, RERANK = ("chat/completions",), ("responses",), ("embeddings",), ("rerank",)
 GENERATING = ("completions", *CHATS)
@@ -105,13 +94,8 @@ IGNORED_FIELDS: Final = (
 """All fields without effect. Other models or servers accept more values for some of these fields."""
 MAX_METADATA_KEYS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits for metadata: maximum number of keys, and maximum characters of a key and of a value."""
-TOO_LONG = "context_length_exceeded"
-LONG_FIELDS = ("messages", "prompt", "input", "query", "documents")
-"""Fields whose texts may be too long, as errors name them."""
 SHOWN_NAMES = 5
 """Maximum number of unknown fields in an error message."""
-Ids = TypeVar("Ids")
-
 _IGNORED = {
     endpoint: {field.name: field for field in IGNORED_FIELDS if endpoint in field.endpoints} for endpoint in TASKS
 }
@@ -140,30 +124,10 @@ def read_request(
         UnknownModel: the service does not serve the model.
         RequestError: the body is unreadable, see Call.json.
     """
-    call.context.field_names = field_name
+    call.context.field_names = TOP_LEVEL
     body = expect(call.json() if payload is None else payload, dict, "body", "an object")
     parameters = read_fields(body, known, _IGNORED[endpoint])
     return choose_model(service, call, parameters.get("model"), TASKS[endpoint]), parameters
-
-
-def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
-    """Chooses the model by ``name`` (the body's ``model``) or ?model=NAME, else the only one for ``tasks``.
-
-    Raises:
-        InvalidInput: the names contradict each other, several models fit, or the model has another task.
-        UnknownModel, NotReady: see Models.choose.
-    """
-    query = call.path.get("model")
-    if name is not None and query not in (None, expect(name, str, "model", "a string")):
-        raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
-    name, names = query if name is None else name, service.models.names
-    if name is None and len(names) == 1:
-        name = names[0]  # so that an error says what the only model is for, or why it is absent
-    model = service.models.choose(name, call.context, tasks=tasks, path="model")
-    if model.task.name not in tasks:
-        hint = GENERATES if model.task.name in GENERATION else ""
-        raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
-    return model
 
 
 def read_fields(payload: Mapping[str, Json], known: Sequence[str], ignored: Mapping[str, IgnoredField]) -> Parameters:
@@ -177,11 +141,6 @@ def read_fields(payload: Mapping[str, Json], known: Sequence[str], ignored: Mapp
         if name in ignored:
             _check_ignored(ignored[name], value)
     return Parameters(payload, known)
-
-
-def field_name(path: str) -> str:
-    """Converts a canonical path to the client's field name."""
-    return path.removeprefix("parameters.")
 
 
 def _unknown_fields(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
@@ -206,7 +165,7 @@ def _check_ignored(field: IgnoredField, value: Json) -> None:
         raise InvalidInput(name, expected, describe(value, quote=True), field.reason)
 
 
-def _check_metadata(path: str, value: Json) -> None:
+def _check_metadata(path: Path | str, value: Json) -> None:
     """Raises InvalidInput for metadata that OpenAI would refuse. Valid metadata has no effect."""
     if len(expect(value, dict, path, "an object of strings")) > MAX_METADATA_KEYS:
         raise InvalidInput(path, f"at most {MAX_METADATA_KEYS} keys", str(len(value)))
@@ -217,62 +176,3 @@ def _check_metadata(path: str, value: Json) -> None:
             raise InvalidInput(path, f"a string for the key {key!r}", describe(label))
         if len(label) > MAX_METADATA_VALUE:
             raise InvalidInput(path, f"at most {MAX_METADATA_VALUE} characters for the key {key!r}", str(len(label)))
-
-
-def read_texts(
-    path: str, value: Json, budget: RequestBudget, read_ids: Callable[[list[Json], str], Ids]
-) -> tuple[list[str | Ids], bool]:
-    """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts a list of token ids.
-
-    Raises:
-        InvalidInput: the field has another type.
-        TooLarge: the field has too many texts.
-    """
-    if isinstance(value, str):
-        return [value], True
-    items = expect_items(value, path, TEXTS_OR_IDS)
-    if type(items[0]) is int:
-        return [read_ids(items, path)], True
-    budget.few(path, items)
-    texts: list[str | Ids] = []
-    for index, item in enumerate(items):
-        expect(item, str | list, f"{path}[{index}]", "a string or a list of token ids")
-        texts.append(item if isinstance(item, str) else read_ids(item, f"{path}[{index}]"))
-    return texts, False
-
-
-def usage(answers: Answers) -> dict[str, Json]:
-    """Renders the number of input tokens, special tokens included."""
-    return {"prompt_tokens": answers.tokens, "total_tokens": answers.tokens}
-
-
-def status_of(error: RequestError) -> int:
-    """Returns the status of an error: 400 for a text that is too long, for which clients look."""
-    return 400 if isinstance(error, ContextLengthExceeded) else error.status
-
-
-def message_of(error: RequestError) -> str:
-    """Returns the message of an error. For a text that is too long, it has the sentences of OpenAI and vLLM, and the
-    code, since clients look for them: LangChain reads the code there."""
-    if not isinstance(error, ContextLengthExceeded):
-        return str(error)
-    what = re.split(r"\W", error.path)[0]
-    what = what if what in LONG_FIELDS else "input"
-    resulted = f" However, your {what} resulted in {error.got} tokens." if error.counted else ""
-    limit = f"This model's maximum context length is {error.limit} tokens."
-    return f"{error.without_hint}. {limit}{resulted} Please reduce the length of the {what}. ({TOO_LONG})"
-
-
-def render_error(error: RequestError, status: int) -> bytes:
-    """Serializes an error in OpenAI's form."""
-    param = None if error.path in ("", "body") else error.path
-    kind, code = "invalid_request_error" if status < 500 else "server_error", None
-    if isinstance(error, ContextLengthExceeded):
-        code = TOO_LONG
-    elif isinstance(error, UnknownModel):
-        code = "model_not_found"
-    elif status == 405:
-        code = "method_not_supported"
-    elif status == 429:  # OpenAI's type names the exceeded limit, "requests" or "tokens"
-        kind, code = "requests", "rate_limit_exceeded"
-    return orjson.dumps({"error": {"message": message_of(error), "type": kind, "param": param, "code": code}})

@@ -18,9 +18,9 @@ from typing import ClassVar, Literal
 
 import orjson
 
+from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
 from hf_transformer.api.large_json import write_in_steps
-from hf_transformer.api.openai.fields import render_error
 from hf_transformer.api.responses import reply
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, RequestError
@@ -62,7 +62,7 @@ def read_stream(parameters: Parameters) -> tuple[bool, UsageChunks]:
     if not stream:
         raise InvalidInput("stream_options", "no options without a stream", hint='add "stream": true')
     for name, value in options.items():
-        path = f"stream_options.{name[:40]}"
+        path = ("stream_options", name[:40])
         if name not in STREAM_OPTIONS:
             raise InvalidInput(path, f"one of {', '.join(STREAM_OPTIONS)}", "an unknown name")
         if expect(value, bool | None, path, "true or false") and name == "include_obfuscation":

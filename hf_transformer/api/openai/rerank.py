@@ -20,26 +20,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hf_transformer.api.bodies import usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.fields import (
     PER_TEXT,
     TRUNCATE_PROMPT_TOKENS,
     TRUNCATION_FIELDS,
+    aliased,
     move_if_present,
-    name_by_alias,
     read_content,
     read_documents,
     read_token_limits,
     read_truncation,
 )
 from hf_transformer.api.errors import expect
-from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request, usage
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
 
 PARAMETERS = (
@@ -56,7 +58,14 @@ FIELDS = (
     *("model", "query", "documents", "rank_fields", *ignored_fields("rerank")),
     *(*PER_TEXT, *TOP, *SCORES, *TRUNCATION_FIELDS, *PARAMETERS, MAX_CHUNKS),
 )
-INSTANCE = "documents[0]"
+INSTANCE = TOP_LEVEL.then(
+    {
+        ("documents", 0): ("documents",),
+        ("documents", 0, "texts"): ("documents",),
+        ("documents", 0, "query"): ("query",),
+    }
+)
+"""The names of fields: the task has a single instance with all documents."""
 
 
 async def create(service: Service, call: Call, *, shared: bool = False, infinity: bool = False) -> Response:
@@ -71,7 +80,7 @@ async def create(service: Service, call: Call, *, shared: bool = False, infinity
         else:
             note_ignored(MAX_CHUNKS, call.context.ignored)
     query = read_query(parameters, call.budget, **defaults)
-    call.context.field_names = name_by_alias(parameters, ALIASES, field_of_instance)
+    call.context.field_names = INSTANCE.then(aliased(parameters, ALIASES))
     answers = await model.predict(query, call.context)
     results = render_results(answers, parameters)
     answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
@@ -114,14 +123,6 @@ def with_texts(results: Sequence[Json], with_documents: bool) -> list[Json]:
     ]
 
 
-def field_of_instance(path: str) -> str:
-    """Converts a canonical path to the client's field name. The task has a single instance with all documents."""
-    if not path.startswith(INSTANCE):
-        return field_name(path)
-    field = path.removeprefix(INSTANCE).removeprefix(".")
-    return f"documents{field.removeprefix('texts')}" if field[:5] in ("", "texts") else field
-
-
 def read_query(parameters: Parameters, budget: RequestBudget, **defaults: Json) -> Query:
     """Returns the query of a request: one instance with all documents. The task validates its own parameters, which
     are ``defaults`` if absent.
@@ -135,7 +136,7 @@ def read_query(parameters: Parameters, budget: RequestBudget, **defaults: Json) 
         raise InvalidInput("rank_fields", "different fields", "the same field twice")
     if query is None:
         raise InvalidInput("query", "a string", "nothing")
-    query = read_content(query, "query") if isinstance(query, dict) else expect(query, str, "query", "a string")
+    query = read_content(query, ("query",)) if isinstance(query, dict) else expect(query, str, "query", "a string")
     texts = read_documents(parameters.get("documents"), budget, rank_fields)
     options = {"output_format": "kserve", **defaults, **read_options(parameters)}  # this API ignores --output_format
     return Query([{"query": query, "texts": texts}], options, name="documents")

@@ -13,27 +13,27 @@ Source: https://platform.openai.com/docs/api-reference/responses/create
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
 from hf_transformer.api.call import Call, new_request_id
-from hf_transformer.api.errors import expect
+from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.openai import chat
 from hf_transformer.api.openai.chat import ChatAnswer
-from hf_transformer.api.openai.fields import field_name, ignored_fields, read_request
+from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.openai.generation import SHARED, usage
 from hf_transformer.api.openai.tools import FUNCTION, without_nulls
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event
-from hf_transformer.errors import InvalidInput, RequestError, describe
+from hf_transformer.errors import InvalidInput, Path, RequestError, describe, show_path
 from hf_transformer.generation.types import Piece
 from hf_transformer.protocol.server_codec import note_unknown
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.http import Response
+from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
 
 AS_IN_CHATS = (
@@ -66,13 +66,14 @@ ITEMS: Mapping[str, tuple[str, ...]] = {
 PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Supported parts of a content, with the field of their text."""
 BUILT_IN = "the service has no built-in tools"
-RENAMED = (
-    (r"messages\b.*", "input"),
-    (r"response_format(\.json_schema)?", "text.format"),
-    (r"(tools\[\d+\]|tool_choice)\.function", r"\1"),
-    (r"logprobs", "include"),
-)
-"""Patterns of paths in chat completions, with the paths of this API."""
+RENAMED: Mapping[Path, Path] = {
+    ("response_format",): ("text", "format"),
+    ("response_format", "json_schema"): ("text", "format"),
+    ("tools", EACH, "function"): ("tools", EACH),
+    ("tool_choice", "function"): ("tool_choice",),
+    ("logprobs",): ("include",),
+}
+"""Paths in chat completions, with the paths of this API."""
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
@@ -83,10 +84,10 @@ async def create(service: Service, call: Call) -> Response | TextStream:
     if unknown := [name for name in include if name not in INCLUDE]:
         raise InvalidInput("include", f"only {', '.join(INCLUDE)}", describe(unknown[0], quote=True))
     text = without_nulls(expect(parameters.get("text"), dict | None, "text", "an object") or {})
-    _check_names(text, ("format", "verbosity"), "text")
+    _check_names(text, ("format", "verbosity"), ("text",))
     if text.get("verbosity", "medium") != "medium":
         got = describe(text["verbosity"], quote=True)
-        raise InvalidInput("text.verbosity", "medium", got, "the model has no such setting")
+        raise InvalidInput(("text", "verbosity"), "medium", got, "the model has no such setting")
     choice = parameters.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind not in (("function",) if isinstance(choice, dict) else (None, "none", "auto", "required")):
@@ -110,24 +111,22 @@ async def create(service: Service, call: Call) -> Response | TextStream:
 # Requests
 
 
-def _namer(calls: Mapping[str, str]) -> Callable[[str], str]:
+def _namer(calls: Mapping[Path, Path]) -> Callable[[Path], Path]:
     """Returns a function from canonical paths to the client's. ``calls`` has the items of a chat's tool calls."""
+    names = TOP_LEVEL.then({**RENAMED, **calls})
 
-    def name_of(path: str) -> str:
-        path = field_name(path)
-        for pattern, name in (*calls.items(), *RENAMED):
-            if match := re.match(pattern, path):
-                return match.expand(name) + path[match.end() :]
-        return path
+    def name_of(path: Path) -> Path:
+        path = names(path)
+        return ("input",) if path[:1] == ("messages",) else path  # the items are more or fewer than the messages
 
     return name_of
 
 
-def _check_names(value: Mapping[str, Json], known: Sequence[str], path: str) -> None:
+def _check_names(value: Mapping[str, Json], known: Sequence[str], path: Path) -> None:
     """Raises InvalidInput for an unknown member."""
     for name in value:
         if name not in known:
-            raise InvalidInput(f"{path}.{name[:40]}", f"one of {', '.join(known)}", "an unknown name")
+            raise InvalidInput((*path, name[:40]), f"one of {', '.join(known)}", "an unknown name")
 
 
 def _in_chats(value: Json, kind: str) -> Json:
@@ -139,37 +138,34 @@ def _in_chats(value: Json, kind: str) -> Json:
 
 def _read_input(
     value: Json, instructions: str | None, ignored: list[str]
-) -> tuple[list[dict[str, Json]], dict[str, str]]:
+) -> tuple[list[dict[str, Json]], dict[Path, Path]]:
     """Converts items to a chat's messages. Returns them, and by the path of each of their calls the path of its item.
 
     A call joins the assistant's message before it. Raises InvalidInput.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not value:
-        got = "nothing" if value is None else "an empty list" if value == [] else describe(value)
-        raise InvalidInput("input", "a string or a list of items", got)
     messages: list[dict[str, Json]] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    paths: dict[str, str] = {}
-    for index, given in enumerate(value):
-        path = f"input[{index}]"
+    paths: dict[Path, Path] = {}
+    for index, given in enumerate(expect_items(value, "input", "a string or a list of items")):
+        path = ("input", index)
         item = _read_item(given, path, ignored)
         if item["type"] == "message":
-            messages.append({"role": item["role"], "content": _read_content(item.get("content"), f"{path}.content")})
+            messages.append({"role": item["role"], "content": _read_content(item.get("content"), (*path, "content"))})
         elif item["type"] == "function_call_output":
-            content = _read_content(item.get("output"), f"{path}.output")
+            content = _read_content(item.get("output"), (*path, "output"))
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         elif item["type"] == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             calls = messages[-1].setdefault("tool_calls", [])
-            paths[rf"messages\[{len(messages) - 1}\]\.tool_calls\[{len(calls)}\]\.function"] = path
+            paths["messages", len(messages) - 1, "tool_calls", len(calls), "function"] = path
             function = {"name": item["name"], "arguments": item.get("arguments")}
             calls.append({"id": item["call_id"], "type": "function", "function": function})
     return messages, paths
 
 
-def _read_item(value: Json, path: str, ignored: list[str]) -> dict[str, Json]:
+def _read_item(value: Json, path: Path, ignored: list[str]) -> dict[str, Json]:
     """Checks an item except for its content. Returns it with its type and without nulls. Other fields of an item that a
     model has made, such as ``parsed_arguments``, have no effect; ``ignored`` gets their names."""
     item = {"type": "message", **without_nulls(expect(value, dict, path, "an object"))}
@@ -183,14 +179,14 @@ def _read_item(value: Json, path: str, ignored: list[str]) -> dict[str, Json]:
     else:
         _check_names(item, known, path)
     if kind == "message" and item.get("role") not in ROLES:
-        raise InvalidInput(f"{path}.role", f"one of {', '.join(ROLES)}", describe(item.get("role"), quote=True))
+        raise InvalidInput((*path, "role"), f"one of {', '.join(ROLES)}", describe(item.get("role"), quote=True))
     for name in ITEMS[kind]:
         if name in ("call_id", "name"):
-            expect(item.get(name), str, f"{path}.{name}", "a string")
+            expect(item.get(name), str, (*path, name), "a string")
     return item
 
 
-def _read_content(value: Json, path: str) -> Json:
+def _read_content(value: Json, path: Path) -> Json:
     """Converts a content to a chat's. Raises InvalidInput for a part that is not text."""
     if isinstance(value, str):
         return value
@@ -201,7 +197,7 @@ def _read_content(value: Json, path: str) -> Json:
         if not isinstance(text, str):
             got = f"the type {kind[:40]!r}" if isinstance(kind, str) and kind not in PARTS else describe(part)
             expected = 'a part {"type": "input_text", "text": string}'
-            raise InvalidInput(f"{path}[{index}]", expected, got, "the model reads text only")
+            raise InvalidInput((*path, index), expected, got, "the model reads text only")
         parts.append({"type": "text", "text": text})
     return parts
 
@@ -213,8 +209,8 @@ def _read_tools(value: Json) -> list[Json]:
         kind = tool.get("type") if isinstance(tool, dict) else tool
         if kind != "function":
             got = describe(kind, quote=isinstance(tool, dict))
-            raise InvalidInput(f"tools[{index}]", '{"type": "function", "name": ...}', got, BUILT_IN)
-        _check_names(without_nulls(tool), ("type", *FUNCTION, "strict"), f"tools[{index}]")
+            raise InvalidInput(("tools", index), '{"type": "function", "name": ...}', got, BUILT_IN)
+        _check_names(without_nulls(tool), ("type", *FUNCTION, "strict"), ("tools", index))
         tools.append(_in_chats(tool, kind))
     return tools
 
@@ -273,7 +269,7 @@ class ResponseAnswer(ChatAnswer):
         self._close("incomplete")
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         about = {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": str(error)}
-        failed = self._response("failed", error={**about, "param": error.path or None})
+        failed = self._response("failed", error={**about, "param": show_path(error.path) or None})
         self._event("response.failed", response=failed)
         return self._taken()
 

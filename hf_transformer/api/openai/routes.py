@@ -22,9 +22,9 @@ from functools import partial
 from starlette.routing import Route
 
 from hf_transformer.api.endpoint import Endpoint, Handle
+from hf_transformer.api.error_forms import render_error, status_of
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
-from hf_transformer.api.openai.fields import render_error, status_of
 from hf_transformer.api.responses import json_route
 from hf_transformer.api.service import Models, Service
 from hf_transformer.types.request import Json

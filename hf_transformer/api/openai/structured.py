@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import orjson
 
 from hf_transformer.api.errors import expect
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.generation.constraint import (
     ANY_OBJECT,
     Constraint,
@@ -32,8 +32,8 @@ FORMATS = ("text", "json_object", "json_schema")
 MODES = ("none", "auto", "required")
 ANY_TOOL = ""
 """Value of ``MessageForm.forced`` if the model chooses one or more tools."""
-Named = tuple[Constraint, str]
-"""A constraint, and the name of the field that sets it."""
+Named = tuple[Constraint, Path | str]
+"""A constraint, and the path or name of the field that sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def read_form(
         name: orjson.Fragment(text) if holds else ANY_OBJECT
         for (name, text), holds in zip(schemas.items(), strict, strict=True)
     }
-    source = FORMAT if answer is not None else f"tools[{strict.index(True)}].function.strict"
+    source: Path | str = FORMAT if answer is not None else ("tools", strict.index(True), "function", "strict")
     return MessageForm((Constraint.of("tool", [bound, answer and answer[0].fragment]), source), True, None)
 
 
@@ -105,7 +105,7 @@ def _read_choice(value: Json, tools: Sequence[Mapping[str, Json]]) -> tuple[str,
         known = [tool["function"]["name"] for tool in tools]
         if name not in known:
             expected = f"one of {', '.join(known)[:200]}" if known else "no choice without tools"
-            raise InvalidInput(f"{CHOICE}.function.name", expected, describe(name, quote=True))
+            raise InvalidInput((CHOICE, "function", "name"), expected, describe(name, quote=True))
         return mode, str(name)
     if value not in MODES:
         expected = f'{", ".join(MODES)}, or {{"type": "function", "function": {{"name": ...}}}}'
@@ -126,15 +126,17 @@ def _read_format(value: Json, max_bytes: int) -> Named | None:
         return None
     if kind == "json_object":
         return Constraint.of("json_object", dict(ANY_OBJECT)), FORMAT
-    wrapper = expect(value.get("json_schema"), dict, f"{FORMAT}.json_schema", "an object with a schema")
-    path = f"{FORMAT}.json_schema"
-    expect(wrapper.get("name"), str | None, f"{path}.name", "a string")
-    expect(wrapper.get("strict"), bool | None, f"{path}.strict", "true or false")
-    return Constraint.of_text("json_schema", read_schema(wrapper.get("schema"), f"{path}.schema", max_bytes)), FORMAT
+    wrapper = expect(value.get("json_schema"), dict, (FORMAT, "json_schema"), "an object with a schema")
+    path = (FORMAT, "json_schema")
+    expect(wrapper.get("name"), str | None, (*path, "name"), "a string")
+    expect(wrapper.get("strict"), bool | None, (*path, "strict"), "true or false")
+    return Constraint.of_text("json_schema", read_schema(wrapper.get("schema"), (*path, "schema"), max_bytes)), FORMAT
 
 
 def _is_strict(tool: Mapping[str, Json], index: int) -> bool:
-    return bool(expect(tool["function"].get("strict"), bool | None, f"tools[{index}].function.strict", "true or false"))
+    return bool(
+        expect(tool["function"].get("strict"), bool | None, ("tools", index, "function", "strict"), "true or false")
+    )
 
 
 def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, str]:
@@ -143,7 +145,7 @@ def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, s
     for index, tool in enumerate(tools):
         function = tool["function"]
         schema = arguments_schema(function.get("parameters"))
-        schemas[function["name"]] = read_schema(schema, f"tools[{index}].function.parameters", max_bytes)
+        schemas[function["name"]] = read_schema(schema, ("tools", index, "function", "parameters"), max_bytes)
     if len(schemas) < len(tools):
         raise InvalidInput("tools", "tools with different names", "the same name twice")
     return schemas

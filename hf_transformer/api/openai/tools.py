@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hf_transformer.api.errors import expect
-from hf_transformer.errors import InvalidInput, TooLarge, describe
+from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
 from hf_transformer.protocol.json_text import JsonLimits, check_depth
 from hf_transformer.types.request import Json
 
@@ -60,13 +60,13 @@ def read_tools(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
     check_depth("tools", value, limits)
     tools = []
     for index, tool in enumerate(value):
-        path = f"tools[{index}]"
+        path: Path = ("tools", index)
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise InvalidInput(path, '{"type": "function", "function": ...}', describe(tool))
-        path, function = f"{path}.function", tool.get("function")
+        path, function = (*path, "function"), tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise InvalidInput(path, "an object with a name", describe(function))
-        expect(function.get("parameters"), dict | None, f"{path}.parameters", "an object")
+        expect(function.get("parameters"), dict | None, (*path, "parameters"), "an object")
         rest = {name: member for name, member in without_nulls(tool).items() if name != CACHE_CONTROL}
         tools.append(rest | {"function": without_nulls(function)})
     return tools

@@ -441,7 +441,7 @@ def sample(binding: ModelBinding) -> Encoding:
     if not isinstance(binding, FittedBinding):
         return tokenizer.encode([TEXT])[0]
     options = binding.task.options({})
-    item = binding.task.item(_instance(binding), "the sample", options)
+    item = binding.task.item(_instance(binding), ("the sample",), options)
     return tokenizer.encode_windows(binding.task.texts(item, options)[:1], binding.task.tokenization(options))[0][0]
 
 

@@ -14,6 +14,7 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Answers
 from tests.api.generating import ServedModel
 from tests.support.budgets import few
@@ -25,9 +26,11 @@ def parameters(**values: Any) -> Parameters:
 
 def test_an_error_has_the_name_that_the_request_has() -> None:
     aliases = {"dimensions": ("dimensions", "output_dimension")}
-    name = fields.name_by_alias(parameters(output_dimension=9, normalize=True), aliases, lambda path: path[2:])
-    assert name("p.dimensions") == "output_dimension"
-    assert name("p.normalize") == "normalize" and name("p.precision") == "precision"
+    name = TOP_LEVEL.then(fields.aliased(parameters(output_dimension=9, normalize=True), aliases))
+    assert name(("parameters", "dimensions")) == ("output_dimension",)
+    assert name(("parameters", "normalize")) == ("normalize",) and name(("parameters", "precision")) == ("precision",)
+    both = fields.aliased(parameters(output_dimension=9, dimensions=9), aliases)
+    assert both == {("dimensions",): ("dimensions",)}, "the first that the request has"
 
 
 def test_documents_keep_their_other_fields_in_the_answer() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from hf_transformer.api.dialects import tei_form
+from hf_transformer.api.dialects import tei, tei_form
 from hf_transformer.errors import (
     CallersDeadline,
+    EmptyList,
     InvalidInput,
     NotReady,
     PredictorDenied,
@@ -31,13 +32,13 @@ from tests.support.budgets import few
     ("error", "status", "kind"),
     [
         (InvalidInput("inputs", "a text", "a number"), 422, "Validation"),
-        (InvalidInput("inputs", "a text", "an empty list"), 400, "Empty"),
+        (EmptyList("inputs", "a text"), 400, "Empty"),
         (InvalidInput("body", "JSON"), 400, "Validation"),
         (InvalidInput("model", "a model for rerank"), 424, "Backend"),
         (InvalidInput("representations", "one of dense"), 424, "Backend"),
         (InvalidInput("prompt_name", "one of query", "'none'"), 413, "Validation"),
-        (InvalidInput("instances[1].dimensions", "at most 32", "64"), 413, "Validation"),
-        (TooLarge("inputs[0]", "at most 128 tokens", "more"), 413, "Validation"),
+        (InvalidInput(("instances", 1, "dimensions"), "at most 32", "64"), 413, "Validation"),
+        (TooLarge(("inputs", 0), "at most 128 tokens", "more"), 413, "Validation"),
         (TooLarge("inputs", "at most 8 in a request", "9"), 413, "Validation"),
         (TooLarge("body", "at most 9 bytes", "more"), 413, "Validation"),
         (UnknownModel("model", "a served model"), 404, "Validation"),
@@ -117,9 +118,10 @@ def test_fields_become_the_task_s_parameters() -> None:
 
 
 def test_paths_of_the_task_become_fields() -> None:
-    name = tei_form.rename((r"texts\[0\]\.texts", "texts"))
-    assert name("parameters.truncation") == "truncate" and name("parameters.return_documents") == "return_text"
-    assert name("texts[0].texts[3]") == "texts[3]" and name("texts[1]") == "texts[1]"
+    name = tei.RERANK_NAMES
+    assert name(("parameters", "truncation")) == ("truncate",)
+    assert name(("parameters", "return_documents")) == ("return_text",)
+    assert name(("texts", 0, "texts", 3)) == ("texts", 3) and name(("texts", 1)) == ("texts", 1)
 
 
 def test_spans_count_bytes() -> None:

@@ -1,0 +1,111 @@
+"""Bodies of all APIs but V1 and V2: reading them, the model that they name, and their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Final, TypeVar
+
+from hf_transformer.api.call import Call
+from hf_transformer.api.errors import expect, expect_items
+from hf_transformer.api.service import Model, Service
+from hf_transformer.errors import InvalidInput, Path
+from hf_transformer.protocol.server_codec import note_ignored
+from hf_transformer.types.fields import Body, Form, OpenBody, about
+from hf_transformer.types.request import Answers, Json, RequestBudget
+
+CHOSEN: Final = about("The model's name; needless where one model has the task.")
+GENERATION = ("text_generation", "text2text_generation")
+GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
+TASKS: Mapping[str, tuple[str, ...]] = {
+    "embeddings": ("text_embedding",),
+    "rerank": ("rerank",),
+    "completions": GENERATION,
+    "chat/completions": GENERATION,
+    "responses": GENERATION,
+}
+"""Tasks that each endpoint supports."""
+TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
+
+
+class ModelBody(Body):
+    """A body that names its model, and whose unknown fields are refused."""
+
+    model: Annotated[str | None, CHOSEN] = None
+
+
+class OpenModelBody(OpenBody):
+    """A body that names its model, and whose unknown fields are noted."""
+
+    model: Annotated[str | None, CHOSEN] = None
+
+
+Kind = TypeVar("Kind", bound=ModelBody | OpenModelBody)
+Ids = TypeVar("Ids")
+
+
+def read_body(
+    service: Service, call: Call, form: Form[Kind], tasks: Sequence[str], payload: Json = None
+) -> tuple[Model, Kind]:
+    """Returns the model and the body of a request. ``payload`` is the body if the caller has changed it.
+
+    Sets ``call.context.field_names``: fields of the body are the task's parameters.
+
+    Raises:
+        InvalidInput: the body or one of its fields is not as declared, or the model has another task.
+        UnknownModel: the service does not serve the model.
+        RequestError: the body is unreadable, see Call.json.
+    """
+    payload = call.json() if payload is None else payload
+    unknown: list[str] = []
+    body = form.read(payload, unknown)
+    for name in unknown:
+        note_ignored(name, call.context.ignored)
+    call.context.field_names = form.client_names(payload)
+    return choose_model(service, call, body.model, tasks), body
+
+
+def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+    """Chooses the model by ``name`` (the body's ``model``) or ?model=NAME, else the only one for ``tasks``.
+
+    Raises:
+        InvalidInput: the names contradict each other, several models fit, or the model has another task.
+        UnknownModel, NotReady: see Models.choose.
+    """
+    query = call.path.get("model")
+    if name is not None and query not in (None, expect(name, str, "model", "a string")):
+        raise InvalidInput("model", f"{query!r}, as in the query", repr(name[:100]))
+    name, names = query if name is None else name, service.models.names
+    if name is None and len(names) == 1:
+        name = names[0]  # so that an error says what the only model is for, or why it is absent
+    model = service.models.choose(name, call.context, tasks=tasks, path="model")
+    if model.task.name not in tasks:
+        hint = GENERATES if model.task.name in GENERATION else ""
+        raise InvalidInput("model", f"a model for {' or '.join(tasks)}", f"{model.name!r} for {model.task.name}", hint)
+    return model
+
+
+def read_texts(
+    path: Path, value: Json, budget: RequestBudget, read_ids: Callable[[list[Json], Path], Ids]
+) -> tuple[list[str | Ids], bool]:
+    """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts a list of token ids.
+
+    Raises:
+        InvalidInput: the field has another type.
+        TooLarge: the field has too many texts.
+    """
+    if isinstance(value, str):
+        return [value], True
+    items = expect_items(value, path, TEXTS_OR_IDS)
+    if type(items[0]) is int:
+        return [read_ids(items, path)], True
+    budget.few(path, items)
+    texts: list[str | Ids] = []
+    for index, item in enumerate(items):
+        expect(item, str | list, (*path, index), "a string or a list of token ids")
+        texts.append(item if isinstance(item, str) else read_ids(item, (*path, index)))
+    return texts, False
+
+
+def usage(answers: Answers) -> dict[str, Json]:
+    """Renders the number of input tokens, special tokens included."""
+    return {"prompt_tokens": answers.tokens, "total_tokens": answers.tokens}

@@ -1,0 +1,203 @@
+"""Declared bodies: values, names and errors, and that msgspec, the finder of faults and the JSON Schema agree."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from msgspec import Meta
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.types.fields import (
+    NO_EFFECT,
+    Body,
+    Form,
+    Natural,
+    OpenBody,
+    Positive,
+    about,
+    find_fault,
+    json_schemas,
+    only,
+)
+
+
+class TextPart(Body, tag_field="type", tag="text"):
+    text: str
+
+
+class ImagePart(Body, tag_field="type", tag="image"):
+    address: str
+
+
+class Message(Body):
+    role: Literal["user", "assistant"]
+    content: str | list[TextPart | ImagePart]
+    weights: dict[str, float] | None = None
+
+
+class Ranking(Body):
+    query: Annotated[str, about("What to rank the documents for.")]
+    documents: Annotated[Annotated[list[Any], Meta(min_length=1)], about("The texts.", expected="a list of texts")]
+    top_n: Annotated[Positive | None, about("How many.", also=("top_k",), parameter="top_n")] = None
+    share: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, about(parameter="top_p")] = None
+    flag: bool | None = None
+    kind: Literal["a", "b"] | None = None
+    stop: Annotated[str | list[str] | None, about(expected="a string or a list of strings")] = None
+    messages: list[Message] | None = None
+    name: Annotated[Annotated[str, Meta(max_length=3)] | None, about(hint="shorten it")] = None
+    user: Annotated[str | None, NO_EFFECT] = None
+    priority: Annotated[Any, only(0, because="there are none")] = None
+
+
+class Open(OpenBody):
+    count: Natural | None = None
+
+
+FORM = Form(Ranking)
+RIGHT: dict[str, Any] = {"query": "a", "documents": ["b"]}
+
+
+def test_a_body_has_values_defaults_and_the_task_s_parameters() -> None:
+    body = FORM.read({**RIGHT, "top_k": 3, "share": 1, "flag": None, "none": None, "user": "x", "priority": 0})
+    assert (body.query, body.documents, body.top_n, body.share, body.flag, body.stop) == (
+        "a",
+        ["b"],
+        3,
+        1.0,
+        None,
+        None,
+    )
+    assert FORM.options(body) == {"top_n": 3, "top_p": 1.0}
+    assert FORM.parameters == {"top_n": "top_n", "share": "top_p"}
+    assert FORM.names[:4] == ("query", "documents", "top_n", "top_k")
+
+
+NAMES = ", ".join(FORM.names)
+FAULTS: dict[str, tuple[Any, str]] = {
+    "no object": ([], "body: expected an object, got a list"),
+    "nothing": ({}, "query: expected a string, got nothing"),
+    "null": ({"query": None, "documents": ["a"]}, "query: expected a string, got nothing"),
+    "other type": ({**RIGHT, "query": 5}, "query: expected a string, got a number"),
+    "empty": ({**RIGHT, "documents": []}, "documents: expected a list of texts, got an empty list"),
+    "no list": ({**RIGHT, "documents": "a"}, "documents: expected a list of texts, got a string"),
+    "unknown": ({**RIGHT, "x" * 50: 1}, f"{'x' * 40}: expected one of {NAMES}, got an unknown name"),
+    "two unknown": ({**RIGHT, "y": 1, "z": 1}, f"body: expected only the fields {NAMES}, got the unknown 'y', 'z'"),
+    "both names": ({**RIGHT, "top_n": 1, "top_k": 1}, "top_k: expected top_n or top_k, got both; they mean the same"),
+    "too low": ({**RIGHT, "top_n": 0}, "top_n: expected 1 or more, got 0"),
+    "no whole number": ({**RIGHT, "top_n": 1.0}, "top_n: expected a whole number, got a number"),
+    "a boolean": ({**RIGHT, "top_n": True}, "top_n: expected a whole number, got a boolean"),
+    "range": ({**RIGHT, "share": 1.5}, "share: expected a number from 0 to 1, got 1.5"),
+    "range's type": ({**RIGHT, "share": "x"}, "share: expected a number from 0 to 1, got a string"),
+    "flag": ({**RIGHT, "flag": 1}, "flag: expected true or false, got a number"),
+    "choice": ({**RIGHT, "kind": "c"}, "kind: expected one of a, b, got 'c'"),
+    "choice's type": ({**RIGHT, "kind": 4}, "kind: expected one of a, b, got 4"),
+    "union": ({**RIGHT, "stop": 4}, "stop: expected a string or a list of strings, got a number"),
+    "union's item": ({**RIGHT, "stop": ["a", 4]}, "stop[1]: expected a string, got a number"),
+    "length": ({**RIGHT, "name": "abcd"}, "name: expected at most 3 characters, got 4; shorten it"),
+    "only": ({**RIGHT, "priority": False}, "priority: expected 0, got false; there are none"),
+    "no effect": ({**RIGHT, "user": 4}, "user: expected a string, got a number"),
+    "deep": (
+        {**RIGHT, "messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "a"}]},
+        "messages[1].role: expected one of user, assistant, got 'system'",
+    ),
+    "deep missing": (
+        {**RIGHT, "messages": [{"role": "user"}]},
+        "messages[0].content: expected a string or a list, got nothing",
+    ),
+    "deep unknown": (
+        {**RIGHT, "messages": [{"role": "user", "content": "a", "n": 1}]},
+        "messages[0].n: expected one of role, content, weights, got an unknown name",
+    ),
+    "a part's type": (
+        {**RIGHT, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "b"}]}]},
+        "messages[0].content[1].type: expected one of text, image, got 'b'",
+    ),
+    "a part's text": (
+        {**RIGHT, "messages": [{"role": "user", "content": [{"type": "text", "text": 4}]}]},
+        "messages[0].content[0].text: expected a string, got a number",
+    ),
+    "a member": (
+        {**RIGHT, "messages": [{"role": "user", "content": "a", "weights": {"a": 1, "b": "x"}}]},
+        "messages[0].weights.b: expected a number, got a string",
+    ),
+}
+
+
+@pytest.mark.parametrize(("payload", "message"), FAULTS.values(), ids=FAULTS)
+def test_an_error_names_the_field_and_what_was_expected(payload: Any, message: str) -> None:
+    with pytest.raises(InvalidInput) as found:
+        FORM.read(payload)
+    assert str(found.value) == message
+
+
+def test_errors_have_the_client_s_name_of_a_field() -> None:
+    with pytest.raises(InvalidInput, match=r"^top_k: expected 1 or more, got 0$"):
+        FORM.read({**RIGHT, "top_k": 0})
+    names = FORM.client_names({**RIGHT, "top_k": 1})
+    assert names(("parameters", "top_n")) == ("top_k",)
+    assert FORM.client_names(RIGHT)(("parameters", "top_n")) == ("top_n",)
+    assert names(("parameters", "top_p")) == ("share",)
+    assert names(("parameters", "other")) == ("other",)
+    assert names(("instances", 0)) == ("instances", 0)
+
+
+def test_a_part_of_a_body_has_its_path() -> None:
+    with pytest.raises(InvalidInput, match=r"^inner\[2\].query: expected a string, got nothing$"):
+        FORM.read({"documents": ["a"]}, path=("inner", 2))
+
+
+def test_unknown_fields_of_an_open_body_are_noted() -> None:
+    ignored: list[str] = []
+    assert Form(Open).read({"count": 2, "more": 1, "none": None}, ignored).count == 2
+    assert ignored == ["more"]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 3) | st.floats(-1, 2) | st.sampled_from(["a", "user", "text", "abcd"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "weights", "a"]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+BODIES = st.fixed_dictionaries({}, optional=dict.fromkeys(FORM.names, VALUES)).map(lambda more: {**RIGHT, **more})
+
+
+@given(body=BODIES)
+def test_what_the_schema_allows_is_read_and_every_other_body_has_an_error_of_its_own(body: dict[str, Any]) -> None:
+    [schema], components = json_schemas([Ranking])
+    described = Draft202012Validator({**schema, "components": {"schemas": components}}).is_valid(body)
+    try:
+        FORM.read(body)
+    except InvalidInput as error:
+        aliases = "top_n" in body and "top_k" in body
+        absent = body["query"] is None or body["documents"] is None
+        assert not described or aliases, str(error)
+        assert error.expected != "an object" or absent or "an object" in str(error)
+    else:
+        assert described or any(type(body.get(name)) is float for name in ("top_n", "top_k"))
+
+
+@given(value=VALUES)
+def test_a_fault_is_found_wherever_msgspec_finds_one(value: Any) -> None:
+    for declared in (Message, list[Message], Message | None, str | list[TextPart | ImagePart]):
+        try:
+            msgspec.convert(value, declared)
+        except msgspec.ValidationError:
+            assert str(find_fault(value, declared, ("field",))).startswith("field")
+
+
+def test_a_schema_has_limits_help_and_further_names() -> None:
+    [schema], components = json_schemas([Ranking])
+    properties = components["Ranking"]["properties"]
+    assert schema == {"$ref": "#/components/schemas/Ranking"}
+    assert properties["top_n"]["description"] == "How many."
+    assert properties["top_k"]["anyOf"][0] == {"type": "integer", "minimum": 1}
+    assert properties["priority"]["enum"] == [0, None]
+    assert components["Ranking"]["required"] == ["query", "documents"]
+    assert components["Ranking"]["additionalProperties"] is False
