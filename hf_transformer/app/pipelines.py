@@ -31,7 +31,6 @@ from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Servable, Task
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
-from hf_transformer.tasks.options import flags_of
 from hf_transformer.tasks.representations import Representations, fit_outputs
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -40,9 +39,6 @@ from hf_transformer.types.tensors import ModelSpec
 from hf_transformer.types.tokenization import TextInput
 
 texts_logger = logging.getLogger("hf_transformer.requests")
-GENERATION_FLAGS = flags_of(TextGeneration.options_type)
-GENERATION_LIMITS = ("max_new_tokens", "max_schema_bytes")
-"""The fields of GenerationSettings that are no defaults, flags of the same names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 
-from hf_transformer.app.pipelines import GENERATION_FLAGS, GENERATION_LIMITS
 from hf_transformer.config.options import Config, all_options
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.scheduler import MAX_OUTPUT_BYTES, MAX_SHARED_OUTPUT_BYTES, SchedulerSettings
@@ -23,6 +22,9 @@ from hf_transformer.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+GENERATION_FLAGS = flags_of(TextGeneration.options_type)
+GENERATION_LIMITS = ("max_new_tokens", "max_schema_bytes")
+"""The fields of GenerationSettings that are no defaults, flags of the same names."""
 TASK_FLAGS = tuple(
     dict.fromkeys(flag for task in TASK_CLASSES.values() for flag in flags_of(task.options_type).values())
 )

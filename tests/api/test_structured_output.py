@@ -353,7 +353,7 @@ def writes(call: Callable[[], object]) -> int:
     ids=["format", "named tool", "tools and format, and the text of all three"],
 )
 def test_a_schema_is_written_once(fields: dict[str, Any], expected: int) -> None:
-    body = FORM.read({"messages": [], **fields})
+    body = FORM.read({"messages": [{"role": "user", "content": "a"}], **fields})
     form, choice, given = body.response_format, body.tool_choice, fields.get("tools", [])
     assert writes(lambda: read_form(body, form, choice, given, 10_000, single=False)) == expected
 
