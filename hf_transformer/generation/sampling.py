@@ -178,16 +178,16 @@ def _read_structured(
     if other is not None:
         got = f"another one in {show_path(other[1])}"
         raise InvalidInput(("parameters", first), "one constraint in a request", got)
-    read = []
+    constraints = []
     for name, value in fields.items():
         path = ("parameters", name)
         if name == STRUCTURED:
-            read.append(read_structured_outputs(value, path, max_bytes))
+            constraints.append(read_structured_outputs(value, path, max_bytes))
         else:
-            read.append(read_kind(GUIDED[name], value, path, max_bytes))
-        if read[-1] != read[0]:
+            constraints.append(read_kind(GUIDED[name], value, path, max_bytes))
+        if constraints[-1] != constraints[0]:
             raise InvalidInput(path, "one constraint in a request", f"another one in {first}")
-    return read[0], first
+    return constraints[0], first
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:

@@ -313,15 +313,19 @@ async def test_echo_with_logprobs_has_the_prompt_s_tokens_first(made: ServedMode
     new = len(made.tokenizer.encode([" paris."])[0].ids)
     for count, text in ((1, " par"), (0, ""), (50, " paris.")):
         asked = {"prompt": ids if prompt == "ids" else prompt, "max_tokens": count}
-        found, logprobs = await logprobs_and_text(made, **asked, logprobs=2, echo=True, stream=stream)
-        assert found.startswith(PROMPT) and len(found) >= len(PROMPT + text[:2]) and (PROMPT + text).startswith(found)
+        answered, logprobs = await logprobs_and_text(made, **asked, logprobs=2, echo=True, stream=stream)
+        assert (
+            answered.startswith(PROMPT)
+            and len(answered) >= len(PROMPT + text[:2])
+            and (PROMPT + text).startswith(answered)
+        )
         values = logprobs["token_logprobs"]
         assert values == [None, *[-1.5] * (len(ids) - 1), *[-0.5] * min(count, new)]
         assert [
             top and top[name] for name, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
         ] == values
-        offsets = [*logprobs["text_offset"], len(found)]
-        assert [found[start:end] for start, end in pairwise(offsets)] == logprobs["tokens"]
+        offsets = [*logprobs["text_offset"], len(answered)]
+        assert [answered[start:end] for start, end in pairwise(offsets)] == logprobs["tokens"]
     answer = await complete(made, prompt=[ids, ids[:2]], max_tokens=0, echo=True, n=2, best_of=2, logprobs=0)
     assert [one["text"] for one in answer["choices"]] == [PROMPT] * 2 + [made.tokenizer.decode(ids[:2])] * 2
     assert [len(one["logprobs"]["tokens"]) for one in answer["choices"]] == [len(ids)] * 2 + [2, 2]
@@ -334,19 +338,19 @@ async def test_echo_with_logprobs_has_the_prompt_s_tokens_first(made: ServedMode
 
 async def test_prompt_logprobs_have_the_form_of_vllm_s(made: ServedModel) -> None:
     ids = made.tokenizer.encode([PROMPT])[0].ids
-    own = {"logprob": -1.5, "rank": 3, "decoded_token": " capital"}
+    of_prompt_token = {"logprob": -1.5, "rank": 3, "decoded_token": " capital"}
     answer = await complete(made, prompt_logprobs=1, logprobs=0)
     [choice] = answer["choices"]
-    found = choice["prompt_logprobs"]
-    assert found[0] is None and len(found) == len(ids)
+    scores = choice["prompt_logprobs"]
+    assert scores[0] is None and len(scores) == len(ids)
     likeliest = {"logprob": -2.5, "rank": 1, "decoded_token": made.tokenizer.decode((5,))}
-    assert [list(one) for one in found[1:]] == [[str(token), "5"] for token in ids[1:]]
-    assert all(one["5"] == likeliest for one in found[1:])
-    texts = [one[str(token)]["decoded_token"] for token, one in zip(ids[1:], found[1:], strict=True)]
-    assert PROMPT.endswith("".join(texts)) and found[1][str(ids[1])] == own | {"decoded_token": texts[0]}
+    assert [list(one) for one in scores[1:]] == [[str(token), "5"] for token in ids[1:]]
+    assert all(one["5"] == likeliest for one in scores[1:])
+    texts = [one[str(token)]["decoded_token"] for token, one in zip(ids[1:], scores[1:], strict=True)]
+    assert PROMPT.endswith("".join(texts)) and scores[1][str(ids[1])] == of_prompt_token | {"decoded_token": texts[0]}
     assert set(choice["logprobs"]["token_logprobs"]) == {-0.5}, "without echo the tokens are the new ones"
     echoed = await complete(made, prompt_logprobs=1, echo=True, max_tokens=0)
-    assert echoed["choices"][0]["logprobs"] is None and echoed["choices"][0]["prompt_logprobs"] == found
+    assert echoed["choices"][0]["logprobs"] is None and echoed["choices"][0]["prompt_logprobs"] == scores
     assert "prompt_logprobs" not in (await complete(made, echo=True, logprobs=1))["choices"][0]
 
 

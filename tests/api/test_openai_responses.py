@@ -87,14 +87,14 @@ async def test_a_response_repeats_the_request_and_counts_as_a_chat() -> None:
             **{"store": False, "temperature": 1.0, "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
             **{"tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled"},
         }
-        given = {
+        request = {
             **{"instructions": "Be brief.", "max_output_tokens": 30, "temperature": 0.5, "top_p": 0.5, "user": "me"},
             **{"metadata": {"a": "b"}, "parallel_tool_calls": False, "tool_choice": "none", "tools": [TOOL]},
             **{"text": {"verbosity": "medium", "format": None}, "reasoning": {"effort": "none"}, "top_logprobs": 1},
         }
-        answer = await respond(made, **given, store=None, safety_identifier="me", priority=0, background=False)
-        given |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tools": [{**TOOL, "strict": False}]}
-        assert {name: answer[name] for name in given} == given
+        answer = await respond(made, **request, store=None, safety_identifier="me", priority=0, background=False)
+        request |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tools": [{**TOOL, "strict": False}]}
+        assert {name: answer[name] for name in request} == request
         [*_, (_, sampling)] = made.generator.asked
         assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (30, 0.5, 0.5)
 
@@ -106,18 +106,22 @@ async def test_a_stream_adds_up_to_the_response() -> None:
         assert created == {"type": "response.created", "response": about}
         assert running == {"type": "response.in_progress", "response": about}
         assert (about["id"], about["status"], about["output"], about["usage"]) == ("resp_7", "in_progress", [], None)
-        place = {"item_id": item["item"]["id"], "output_index": 0, "content_index": 0}
-        begun = {**MESSAGE, "id": place["item_id"], "status": "in_progress", "content": []}
+        location = {"item_id": item["item"]["id"], "output_index": 0, "content_index": 0}
+        begun = {**MESSAGE, "id": location["item_id"], "status": "in_progress", "content": []}
         assert added == {"type": "response.output_item.added", "output_index": 0, "item": begun}
-        assert part == {"type": "response.content_part.added", **place, "part": said("")["content"][0]}
+        assert part == {"type": "response.content_part.added", **location, "part": said("")["content"][0]}
         assert len(deltas) > 2
         for one in deltas:
             delta = one.pop("delta")
-            assert delta and one == {"type": "response.output_text.delta", **place, "logprobs": []}
+            assert delta and one == {"type": "response.output_text.delta", **location, "logprobs": []}
             one["delta"] = delta
         assert "".join(one["delta"] for one in deltas) == "Paris is large."
-        assert text == {"type": "response.output_text.done", **place, "text": "Paris is large.", "logprobs": []}
-        assert whole == {"type": "response.content_part.done", **place, "part": said("Paris is large.")["content"][0]}
+        assert text == {"type": "response.output_text.done", **location, "text": "Paris is large.", "logprobs": []}
+        assert whole == {
+            "type": "response.content_part.done",
+            **location,
+            "part": said("Paris is large.")["content"][0],
+        }
         assert item["type"] == "response.output_item.done" and without_ids([item["item"]]) == [said("Paris is large.")]
         answer = await respond(made, temperature=0)
         changes = {"output": [item["item"]], "created_at": about["created_at"]}
@@ -138,15 +142,15 @@ async def test_calls_are_items_of_their_own() -> None:
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert done == events[-1]["response"]["output"]
         for index, item in enumerate(done[1:], 1):
-            place = {"item_id": item["id"], "output_index": index}
+            location = {"item_id": item["id"], "output_index": index}
             *before, last = [event for event in events if event.get("output_index") == index]
             begun = {**item, "arguments": "", "status": "in_progress"}
             assert before == [
                 {"type": "response.output_item.added", "output_index": index, "item": begun},
-                {"type": "response.function_call_arguments.delta", **place, "delta": '{"city": "Paris"}'},
+                {"type": "response.function_call_arguments.delta", **location, "delta": '{"city": "Paris"}'},
                 {
                     "type": "response.function_call_arguments.done",
-                    **place,
+                    **location,
                     "name": "weather",
                     "arguments": '{"city": "Paris"}',
                 },

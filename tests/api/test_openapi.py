@@ -192,13 +192,13 @@ def test_every_status_is_described_and_examples_fit_their_schemas(task: str) -> 
     # NoPredictor is the answer of routes that the document of a service without a predictor leaves out.
     unused = {str(RequestError.status), str(NoPredictor.status)}
     statuses = {str(kind.status) for kind in all_errors(RequestError)} - unused
-    own = {"TEI": {"400", "404", "413", "415", "422", "424", "429", "503"}}
+    by_tag = {"TEI": {"400", "404", "413", "415", "422", "424", "429", "503"}}
     for path, method, operation in operations(document):
         bodies = operation["responses"]["200"].get("content", {}).values()  # there may be none, as of /health
         if method == "post":
             asks = re.search(":(de)?tokenize|repository/index", path) is None
             usual = statuses - (set() if asks else PREDICTOR_S)
-            expected = set().union(*(own.get(tag, usual) for tag in operation["tags"]))
+            expected = set().union(*(by_tag.get(tag, usual) for tag in operation["tags"]))
             assert operation["responses"].keys() == {"200", TOO_SLOW, *expected}, path
             bodies = [operation["requestBody"]["content"]["application/json"]]
         for body in bodies:

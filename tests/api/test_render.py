@@ -17,8 +17,8 @@ import pytest
 
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Models, Service
+from hf_transformer.app.loading import load_model
 from hf_transformer.app.models import DeclaredModel, ModelFactory
-from hf_transformer.app.wiring import load_model
 from hf_transformer.core.limits import Admission
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import Connections

@@ -149,11 +149,11 @@ def test_a_schema_may_be_as_deep_as_the_highest_limit() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(2000):
         schema = {"items": schema, "type": "array"}
-    found = order_schema(schema)
+    ordered = order_schema(schema)
     for _ in range(2000):
-        assert list(found) == ["type", "items"]
-        found = found["items"]
-    assert found == {"type": "string"}
+        assert list(ordered) == ["type", "items"]
+        ordered = ordered["items"]
+    assert ordered == {"type": "string"}
 
 
 SCHEMAS = st.recursive(

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
+import orjson
+
 from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.generation.constraint import (
     ANY_OBJECT,
@@ -127,9 +129,10 @@ def read_form(
         for field in body.constraints():
             raise InvalidInput(field, "one constraint in a request", f"another one in {CHOICE}")
         schemas = _schemas(tools, max_bytes)
-        schema = calls_schema(schemas, single=single) if name is None else schemas[name]
-        forced = Constraint.of("json_schema", schema), CHOICE
-        return MessageForm(forced, True, ANY_TOOL if name is None else name)
+        if name is not None:
+            return MessageForm((Constraint.of_text("json_schema", schemas[name]), CHOICE), True, name)
+        forced = Constraint.of("json_schema", calls_schema(schemas, single=single)), CHOICE
+        return MessageForm(forced, True, ANY_TOOL)
     strict = [bool(tool["function"].get("strict")) for tool in tools]
     for field in body.constraints():
         hint = f"set a schema in {FORMAT}, or leave out the tools"
@@ -137,10 +140,12 @@ def read_form(
     if answer is None and not any(strict):
         return MessageForm(None, True, None)
     schemas = _schemas(tools, max_bytes)
-    names = [name for name, holds in zip(schemas, strict, strict=True) if not holds]
-    bound = {**schemas, **{name: dict(ANY_OBJECT) for name in names}}
+    bound = {
+        name: orjson.Fragment(text) if holds else ANY_OBJECT
+        for (name, text), holds in zip(schemas.items(), strict, strict=True)
+    }
     source: Path | str = FORMAT if answer is not None else ("tools", strict.index(True), "function", "strict")
-    return MessageForm((Constraint.of("tool", [bound, answer and answer[0].schema]), source), True, None)
+    return MessageForm((Constraint.of("tool", [bound, answer and answer[0].fragment]), source), True, None)
 
 
 def _read_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Json]]) -> tuple[Mode, str | None]:
@@ -164,12 +169,12 @@ def _read_format(value: ResponseFormat, max_bytes: int) -> Named[Constraint] | N
     if isinstance(value, JsonObjectFormat):
         return Constraint.of("json_object", dict(ANY_OBJECT)), FORMAT
     schema = read_schema(value.json_schema.schema, (FORMAT, "json_schema", "schema"), max_bytes)
-    return Constraint.of("json_schema", schema), FORMAT
+    return Constraint.of_text("json_schema", schema), FORMAT
 
 
-def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, Json]:
-    """Returns the schemas of arguments by the tool's name. Raises InvalidInput or TooLarge."""
-    schemas: dict[str, Json] = {}
+def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, str]:
+    """Returns the JSON texts of the arguments' schemas by the tool's name. Raises InvalidInput or TooLarge."""
+    schemas: dict[str, str] = {}
     for index, tool in enumerate(tools):
         function = tool["function"]
         schema = arguments_schema(function.get("parameters"))
