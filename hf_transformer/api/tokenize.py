@@ -48,7 +48,7 @@ VALUES_PER_TOKEN = 100
 Result = TypeVar("Result")
 
 
-def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+def endpoints(service: Service) -> dict[str, Endpoint]:
 
     def read(call: Call) -> tuple[Model, Tokenizer, Query]:
         model = service.models.choose(call.path["model"], call.context)
@@ -71,10 +71,10 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
         return reply(orjson.dumps({"predictions": await decode(model, query, service.executor, skip, call.context)}))
 
-    return [
-        ("/v1/models/{model}:tokenize", Endpoint(API, tokenize, error_json, service)),
-        ("/v1/models/{model}:detokenize", Endpoint(API, detokenize, error_json, service)),
-    ]
+    return {
+        "tokenize": Endpoint(API, tokenize, error_json, service),
+        "detokenize": Endpoint(API, detokenize, error_json, service),
+    }
 
 
 async def off_loop(executor: Executor | None, tokens: int, function: Callable[[], Result]) -> Result:

@@ -29,7 +29,7 @@ def facts_of(document: Mapping[str, Any]) -> set[str]:
 def _facts(document: Mapping[str, Any]) -> Iterator[str]:
     for key in ("openapi", "servers", "security"):
         yield f"{key}: {_text(document.get(key))}"
-    yield f"title: {document['info']['title']}"
+    yield f"title: {sorted(document['info']['title'].split(', '))}"
     for tag in document["tags"]:
         yield f"tag {tag['name']}"
     for name, scheme in document["components"].get("securitySchemes", {}).items():
@@ -134,4 +134,6 @@ def _resolved(value: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return json.dumps(value, sort_keys=True)
