@@ -1,11 +1,14 @@
 """Measures the service's overhead on streams of tokens, and its gain from batched generation steps.
 
     python -m benchmarks.generation [--seconds 5] [--rounds 5] [--triton_environment .venv-triton]
-        [--checkout NAME=PATH] [--only MODEL]
+        [--checkout NAME=PATH] [--only MODEL] [--price [ROW]] [--quick]
 
 A real Triton runs models that send tokens at a known pace; any further delay is overhead. Streams read these models
 directly and through the service, over gRPC and over REST, in alternating runs. Then one stream, and 16 at a time, read
 a tiny GPT-2 whose tokens the service samples. Writes results/generation.md. The exit code is 1 if a goal was missed.
+
+``--price`` measures the price of a token instead, without Triton (token_price.py), and updates the sections
+of its rows in results/token_price.md.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ import uvloop
 from benchmarks.pairs import Checkout, add_flags, environment, paired
 from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds
 from benchmarks.repository import CODE, TensorConfig, python_config
+from benchmarks.token_price import PricePage, PriceRuns
+from hf_transformer import __version__
 from hf_transformer.commands.local_triton import HOST, LocalTriton
 from hf_transformer.protocol.generate import encode_generate_request
 from hf_transformer.protocol.grpc import SERVICE, encode_infer_request
@@ -433,6 +438,29 @@ def measure_steps(page: Page, service: ServiceProcess, options: argparse.Namespa
     page.add_steps(service.model, single, many)
 
 
+def measure_price(options: argparse.Namespace) -> int:
+    """Measures the price of a token, and updates its page; returns 1 if a goal was missed."""
+    rounds, seconds = (1, 1.6) if options.quick else (options.rounds, min(options.seconds, 2.6))
+    command = f"python -m benchmarks.generation --price {options.price}".strip()
+    page = PricePage(
+        f"hf-transformer {__version__}, {platform.platform()}, {os.cpu_count()} CPUs, Python "
+        f"{platform.python_version()}; `{command} --rounds {rounds}`; load average {os.getloadavg()[0]:.1f} at the "
+        "start."
+    )
+    with tempfile.TemporaryDirectory(prefix="hf-transformer-price-") as name:
+        folder = Path(name)
+        for model in ("text", "tokens"):
+            shutil.copytree(task_model_folder("gpt2_past"), folder / model)
+        runs = PriceRuns(folder, options.checkout, options.own_python, rounds, seconds, options.quick)
+        missed = runs.run(page, options.price)
+    print(page.text())
+    if not options.quick:
+        options.results.mkdir(parents=True, exist_ok=True)
+        file = options.results / "token_price.md"
+        file.write_text(page.text(file.read_text() if file.is_file() else ""))
+    return int(missed)
+
+
 def main() -> int:
     """Measures and writes the page; returns 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -441,8 +469,16 @@ def main() -> int:
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
     parser.add_argument("--only", default="", help="only models whose names contain this; writes no page")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the page [benchmarks/results]")
+    parser.add_argument(
+        "--price", nargs="?", const="", metavar="ROW",
+        help="only the price of a token, without Triton: the rows whose names contain ROW (pace, once, first, fair, "
+        "options); --only has no effect",
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="with --price: under two minutes; writes no page")
     add_flags(parser)
     options = parser.parse_args()
+    if options.price is not None:
+        return measure_price(options)
     checkouts: list[Checkout | None] = [None, *options.checkout]
     page = Page()
     with tempfile.TemporaryDirectory(prefix="hf-transformer-generation-") as name:

@@ -46,6 +46,8 @@ class TextStream(ABC):
 
     __slots__ = ("_context", "_model", "_request", "remaining", "running")
     content_type: ClassVar[bytes] = b"text/event-stream"
+    joins: ClassVar[bool] = True
+    """Whether the pieces that are ready at a time may leave as one."""
     running: Generation
 
     def __init__(self, model: GenerativeModel, request: GenerationRequest, context: Context) -> None:
@@ -73,7 +75,9 @@ class TextStream(ABC):
 
 
 async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[bytes, None]:
-    """Yields serialized pieces that are not empty. An empty stream yields a single empty piece.
+    """Yields serialized pieces that are not empty; those that are ready at a time together, if the format allows it.
+
+    An empty stream yields a single empty piece.
 
     Raises RequestError, and Unavailable on shutdown.
     """
@@ -81,10 +85,14 @@ async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[byt
     with streams.track() as end:
         try:
             async with await stream.start() as running:
-                async for piece in running:
-                    if piece.finish is not None:
-                        stream.remaining -= 1
-                    data = stream.piece(piece)
+                async for first in running:
+                    piece: Piece | None = first
+                    data = b""
+                    while piece is not None:
+                        if piece.finish is not None:
+                            stream.remaining -= 1
+                        data += stream.piece(piece)
+                        piece = running.take_ready() if stream.joins else None
                     if not stream.remaining:
                         last = data  # yielded together with the end
                     elif data:

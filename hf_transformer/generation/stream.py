@@ -26,8 +26,9 @@ from hf_transformer.generation.verification import BrokenForm, Verifier
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.types.request import Context, RequestBudget
 
-MAX_QUEUED_PIECES = 32
-"""Maximum number of unread pieces of a request. The model pauses while the queue is full."""
+MAX_QUEUED_PIECES = 8
+"""Maximum number of unread pieces of a request. The model pauses while the queue is full. It also bounds the work for a
+request in one turn of the event loop: with 32, new requests to an overloaded service waited for seconds."""
 LOGPROB_BYTES = 600
 """Bytes of a token with its log probability, with its JSON."""
 CHARACTERS_PER_TOKEN = 4
@@ -114,14 +115,14 @@ class SequenceAssembler:
 
     def _text(self, step: Step) -> tuple[str, str]:
         """Splits the step's text at ``min_tokens``. Stop strings apply only to the second part."""
+        if step.text:
+            self.parts.append(step.text)
+            return "", step.text
         push, ids = self._detokenizer.push, step.ids
         unsearched = self.sampling.min_tokens - self.count
         self.count += len(ids)
         self._uncounted += len(ids)
-        if step.text:
-            self.parts.append(step.text)
-            texts = [step.text]
-        elif step.scores:
+        if step.scores:
             texts = []
             for token, score in zip(ids, step.scores[: len(ids)], strict=True):
                 texts.append(push(token))
@@ -153,10 +154,10 @@ class SequenceAssembler:
         tokens = []
         while waiting and (is_end or waiting[0][0] < self._released):
             offset, score = waiting.popleft()
-            top = tuple(
+            top = [
                 TokenText(*text_and_bytes(token), logprob, id=token, rank=rank)
                 for rank, (token, logprob) in enumerate(score.top, 1)
-            )
+            ]
             # The offset may include trailing spaces that the cleanup has removed.
             offset = self._start + min(offset, self._released)
             tokens.append(TokenText(*text_and_bytes(score.id), score.logprob, top, offset, score.id, score.rank))
@@ -277,8 +278,15 @@ class Generation:
                 await self._reader
             finally:
                 self._reader = None
-        piece = pieces.popleft()
-        if len(pieces) == MAX_QUEUED_PIECES - 1:
+        return self._take()
+
+    def take_ready(self) -> Piece | None:
+        """Returns the next piece if it is there already, else None; ``anext`` raises errors and waits."""
+        return self._take() if self._pieces else None
+
+    def _take(self) -> Piece:
+        piece = self._pieces.popleft()
+        if len(self._pieces) == MAX_QUEUED_PIECES - 1:
             self._has_room.set()
         if piece.finish is not None:
             self._unread -= 1
@@ -362,13 +370,16 @@ class Generation:
             self._context.predict = perf_counter() - self._created
             if self._timer is not None:
                 self._timer.cancel()
-        await self._put(last)
+        await self._wait_for_room()
+        self._put(last)
 
-    async def _put(self, piece: Piece) -> None:
-        """Waits until the queue is not full, and appends a piece."""
+    async def _wait_for_room(self) -> None:
+        """Waits until the queue is not full."""
         while len(self._pieces) >= MAX_QUEUED_PIECES:
             self._has_room.clear()
             await self._has_room.wait()
+
+    def _put(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self._wake_reader()
 
@@ -407,7 +418,9 @@ class Generation:
                     self._context.predict = perf_counter() - self._created
                 if piece.finish is not None:
                     break
-                await self._put(piece)
+                if len(self._pieces) >= MAX_QUEUED_PIECES:
+                    await self._wait_for_room()
+                self._put(piece)
             else:
                 raise PredictorError("the predictor ended a text without a finish reason")
         if sequence.parts and not sequence.count:  # the model returns text only

@@ -133,8 +133,11 @@ class TextGenerator(TensorGenerator):
                 new = reader.push(tensors)
                 if not self._decoupled:
                     whole = new  # yielded with the finish reason
-                elif new := await reader.truncate(new):
-                    yield Step((), new)
+                elif new:
+                    if self._truncates:
+                        new = await reader.truncate(new)
+                    if new:
+                        yield Step((), new)
                 if reader.is_truncated:
                     break
         yield await reader.last(whole + reader.flush())
@@ -274,7 +277,7 @@ def _first_text(tensor: Tensor) -> bytes:
     """First element of a predictor's tensor, or empty bytes. Raises PredictorError if the datatype is not BYTES."""
     if tensor.datatype != "BYTES":
         raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected BYTES")
-    text: bytes = tensor.data.flat[0] if tensor.data.size else b""
+    text: bytes = tensor.data.item(0) if tensor.data.size else b""
     return text
 
 

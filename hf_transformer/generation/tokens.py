@@ -162,7 +162,7 @@ class TokenResponseReader:
             ids = ids[: max(total, 0)]
         if self._scores is not None and SCORES in tensors:
             scores = numeric_data(tensors[SCORES], "fiu", "numbers")  # JSON may have 0 for 0.0
-            self._scores += scores.ravel()[: len(ids)].astype(float).tolist()
+            self._scores += map(float, scores.ravel()[: len(ids)].tolist())
         if ids and not self._has_begun:
             self._has_begun = True
             ids = self._generator._without_prompt(self._prompt, ids)
@@ -182,7 +182,7 @@ class TokenResponseReader:
             raise PredictorError(f"the predictor answered with {len(ids)} new output_ids, but fewer {SCORES}")
         # The prompt may have scores too.
         new_scores, self._scores = self._scores[-len(ids) :], []
-        return Step(kept, scores=[TokenScore(*pair) for pair in zip(kept, new_scores, strict=False)])
+        return Step(kept, scores=list(map(TokenScore, kept, new_scores)))
 
     def last(self) -> Step:
         """Builds the last step, after the last response."""

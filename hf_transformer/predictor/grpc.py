@@ -1,5 +1,5 @@
-"""The V2 protocol over gRPC (grpc.aio), with raw tensor contents. grpc_connections.py has the channel, and
-the handling of cancelled calls."""
+"""The V2 protocol over gRPC, with raw tensor contents. grpc_connections.py has the channel for unary calls (grpc.aio)
+and the handling of cancelled ones, grpc_streams.py the connections for streams."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
-import grpc
-import grpc.aio
 from grpc import StatusCode
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
@@ -25,14 +23,14 @@ from hf_transformer.predictor.base import (
 )
 from hf_transformer.predictor.failures import call_codec, verified
 from hf_transformer.predictor.grpc_connections import GrpcConnections, has_ended, status_of
+from hf_transformer.predictor.grpc_streams import CallFailed, ClosedHere, StreamCall
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
-from hf_transformer.protocol.tensors import NO_PLACEMENTS
+from hf_transformer.protocol.tensors import NO_PLACEMENTS, Malformed
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
-_EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
-
+_STREAM_PATH: Final = f"/{codec.SERVICE}/ModelStreamInfer"
 _STREAM_METADATA = ("triton_grpc_error", "true")
 """Request metadata: Triton (24.08 and newer) then ends a failed stream with a status, not only with a message."""
 
@@ -97,35 +95,37 @@ class GrpcPredictor(Transport):
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         model = self._model_name
         request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, streamed=True)
+        metadata = [_STREAM_METADATA, *metadata_of(call.headers)]
         connections = self._opened()
-        channel = connections.channel_for_call()
-        connection = channel.connection
-        stream = channel.stream(request, metadata=[_STREAM_METADATA, *metadata_of(call.headers)])
+        stream: StreamCall | None = None
+        decoder = codec.StreamDecoder()
         answered = final = False
-        channel.streams += 1
         try:
-            while (body := await stream.read()) is not _EOF:
-                channel.unanswered = 0
+            stream = await connections.streams.start(_STREAM_PATH, metadata, request)
+            while (body := await stream.read()) is not None:
                 if final:  # read on to the end of the call, which Triton ends itself; don't cancel it
                     continue
-                error, tensors, final = call_codec(codec.decode_stream_response, body)
+                error, tensors, final = decoder.decode(body)
                 if error:
                     raise failures.error_from_message(error, connections.address)
                 answered = True
                 if verified(call.outputs, tensors, some=True):
                     yield tensors
-        except grpc.aio.AioRpcError as error:
-            channel.unanswered = 0
+        except Malformed as exc:
+            raise failures.codec_error(exc) from exc
+        except ClosedHere:
+            raise connections.closed() from None
+        except CallFailed as error:
             lost = failures.LOST if answered else failures.NO_ANSWER
-            raise connections.failed(error, channel, connection, lost) from error
+            raise connections.failed(error, None, stream and stream.connection, lost) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise connections.closed() from None  # closing the channel cancels its calls
+            raise connections.closed() from None  # while the connection was being opened
         finally:
-            channel.streams -= 1
-            stream.cancel()  # does nothing to a call that has ended
+            if stream is not None:
+                stream.cancel()
 
     async def register_region(self, name: str, byte_size: int) -> None:
         await self._ask("SystemSharedMemoryRegister", name=name, key=f"/{name}", byte_size=byte_size)

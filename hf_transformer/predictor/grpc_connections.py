@@ -3,8 +3,10 @@
 **Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash Triton before 25.06
 (issues 7368 and 8034). After a cancelled call, the predictor continues, and the result is dropped. Once more than
 MAX_ABANDONED such calls are open, new calls use another channel, and the old one closes after the timeout, when its
-calls have ended, too. There are three exceptions: calls of generations (``cancellable``) are cancelled after
-LINGER_SECONDS, streams when they are closed early, and calls that never end with their channel, after RETIRED_SECONDS.
+calls have ended, too. There are two exceptions: calls of generations (``cancellable``) are cancelled after
+LINGER_SECONDS, and calls that never end with their channel, after RETIRED_SECONDS.
+
+Streams have connections of their own (grpc_streams.py), and are cancelled when they are closed early.
 
 A channel has one TCP connection at a time. A second one is no faster with 32 small calls in flight.
 
@@ -19,8 +21,9 @@ import asyncio
 import json
 import logging
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
@@ -34,13 +37,17 @@ from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTime
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import Address, PredictorSettings, SharedConnections, parse_address
 from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, quoted
+from hf_transformer.predictor.grpc_streams import (
+    CONNECT_SECONDS,
+    MAX_METADATA_BYTES,
+    CallFailed,
+    StreamConnections,
+    StreamSettings,
+)
 from hf_transformer.predictor.tls import client_certificate, root_certificates, ssl_context, system_certificates
 from hf_transformer.protocol import grpc as codec
 
 logger = logging.getLogger(__name__)
-
-CONNECT_SECONDS: Final = 10.0
-"""The time limit for opening a connection, TLS included."""
 
 MAX_ABANDONED: Final = 64
 """The most abandoned calls of one channel. Beyond it, new calls use another channel."""
@@ -63,10 +70,16 @@ shorter."""
 _IDLE_SECONDS = 240.0
 """The idle time before a connection is closed. A firewall or NAT drops idle connections silently."""
 
-_MAX_METADATA_BYTES = 2**16
-"""The largest metadata of a response. gRPC's default of 16 KiB would hide a backend's traceback."""
 
-_Credentials: TypeAlias = ReloadableFile[grpc.ChannelCredentials]
+@dataclass(frozen=True, slots=True)
+class TlsCredentials:
+    """The same certificates for grpc.aio's channels and for the connections of streams."""
+
+    channel: grpc.ChannelCredentials
+    context: ssl.SSLContext
+
+
+_Credentials: TypeAlias = ReloadableFile[TlsCredentials]
 
 
 class GrpcConnections(SharedConnections):
@@ -83,20 +96,31 @@ class GrpcConnections(SharedConnections):
         self._texts: GrpcConnections | None = None
         self._target = f"dns:///{quote(host, safe='[]:')}:{address.port}"
         self._options = _options(settings, address)
+        self._address, self._stream_settings = address, _stream_settings(settings, address)
         self._credentials: _Credentials | None = None
         if address.use_ssl:
             files = [settings.ca_file, settings.ca_path, settings.cert_file, settings.key_file]
             paths = [path for path in files if path is not None]
             self._credentials = ReloadableFile("certificates for the predictor", paths, lambda: _credentials(settings))
         self._channel: Channel | None = None
+        self.streams: StreamConnections
         self._retired: set[Channel] = set()
         self._background: set[asyncio.Task[Any]] = set()
         """Background tasks: renewal of certificates, closing channels, abandoned calls."""
 
     def open(self) -> None:
         self._channel = Channel(self._target, self._options, self._credentials)
+        self.streams = StreamConnections(self._address, self._tls_context, self._stream_settings)
         if self._credentials is not None:
-            self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_channel())))
+            self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._renew())))
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        return None if self._credentials is None else self._credentials.value.context
+
+    def _renew(self) -> None:
+        """Uses the new certificates for new calls."""
+        self._replace_channel()
+        self.streams.replace()
 
     def for_texts(self) -> GrpcConnections:
         """The connections for generated texts, with the limit of a stream's responses. gRPC has one limit for all
@@ -116,6 +140,7 @@ class GrpcConnections(SharedConnections):
         self._retired.clear()
         for task in self._background:
             task.cancel()
+        await self.streams.close()
         for channel in channels:
             await channel.grpc_channel.close(None)
         if self._background:
@@ -199,8 +224,8 @@ class GrpcConnections(SharedConnections):
         loop = asyncio.get_running_loop()
         last = loop.time() + RETIRED_SECONDS
         while True:
-            await asyncio.sleep(self.timeout)  # for a stream, this only limits the time between two responses
-            if not channel.streams and (not channel.abandoned or loop.time() >= last):
+            await asyncio.sleep(self.timeout)
+            if not channel.abandoned or loop.time() >= last:
                 break
         self._retired.discard(channel)
         await channel.grpc_channel.close(None)
@@ -209,9 +234,12 @@ class GrpcConnections(SharedConnections):
         return PredictorUnavailable(f"the connections to the predictor at {self.address} are closed", failures.LOST)
 
     def failed(
-        self, error: grpc.aio.AioRpcError, channel: Channel, connection: ChannelConnection, lost: str
+        self, error: grpc.aio.AioRpcError | CallFailed, channel: Channel | None, connection: object, lost: str
     ) -> RequestError:
-        """The service's error for gRPC's; ``lost`` is the failure code for a lost connection."""
+        """The service's error for gRPC's; ``lost`` is the failure code for a lost connection.
+
+        ``connection`` identifies the call's connection, and ``channel`` is None for a stream.
+        """
         status, details, tls = error.code(), _reason(error), self._credentials is not None
         if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
             status = StatusCode.UNAVAILABLE
@@ -234,7 +262,7 @@ class GrpcConnections(SharedConnections):
             failure.kind = kind
             if kind in (failures.LOST, failures.NO_ANSWER):
                 failure.connection = connection
-                if channel.connection is connection:
+                if channel is not None and channel.connection is connection:
                     channel.connection = ChannelConnection()
         return failure
 
@@ -251,13 +279,11 @@ class Channel:
         if credentials is None:
             self.grpc_channel = grpc.aio.insecure_channel(target, options)
         else:
-            self.grpc_channel = grpc.aio.secure_channel(target, credentials.value, options)
+            self.grpc_channel = grpc.aio.secure_channel(target, credentials.value.channel, options)
         self.connection = ChannelConnection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.unanswered = 0  # calls started since the last response to any call
-        self.streams = 0  # open calls with a streamed response
         self.silent_since = 0.0  # the start of the first of them, in the loop's time
-        self.stream: Any = self.grpc_channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
         # Unary methods by name, with bytes in and out.
         self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(
             lambda name: self.grpc_channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
@@ -269,19 +295,39 @@ class Channel:
         call.add_done_callback(self.abandoned.discard)
 
 
+def _authority(address: Address) -> str:
+    """The equivalent of Host, always with the port. TLS expects this host in the certificate."""
+    return f"{address.name.rstrip('.') if address.use_ssl else address.name}:{address.port}"
+
+
+def _max_receive(settings: PredictorSettings) -> int:
+    if settings.max_receive_message_length == -1:
+        return settings.max_response_bytes
+    return min(settings.max_response_bytes, settings.max_receive_message_length)
+
+
+def _stream_settings(settings: PredictorSettings, address: Address) -> StreamSettings:
+    return StreamSettings(
+        authority=_authority(address),
+        timeout=settings.timeout,
+        max_send=settings.max_send_message_length,
+        max_receive=min(_max_receive(settings), settings.max_event_bytes),
+        ping_seconds=PING_SECONDS,
+        pong_seconds=PONG_SECONDS,
+        idle_seconds=_IDLE_SECONDS,
+        max_unanswered=MAX_UNANSWERED,
+        silent_seconds=SILENT_SECONDS,
+    )
+
+
 def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:
-    # The equivalent of Host, always with the port. TLS expects this host in the certificate.
-    authority = f"{address.name.rstrip('.') if address.use_ssl else address.name}:{address.port}"
-    max_receive = settings.max_response_bytes
-    if settings.max_receive_message_length != -1:
-        max_receive = min(max_receive, settings.max_receive_message_length)
     return [
-        ("grpc.default_authority", authority),
+        ("grpc.default_authority", _authority(address)),
         ("grpc.max_send_message_length", settings.max_send_message_length),
-        ("grpc.max_receive_message_length", max_receive),
-        ("grpc.service_config", _service_config(max_receive, settings.max_event_bytes)),
-        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.max_receive_message_length", _max_receive(settings)),
+        ("grpc.service_config", _service_config(_max_receive(settings), settings.max_event_bytes)),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         # By default, channels with the same arguments share a connection, even a broken one that is being replaced.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
@@ -316,14 +362,16 @@ def _service_config(max_response: int, max_event: int) -> str:
     return json.dumps({"methodConfig": methods})
 
 
-def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
+def _credentials(settings: PredictorSettings) -> TlsCredentials:
     """Reads the trusted and the client certificates. Raises ConfigError if they can't be used."""
-    ssl_context(settings)  # validates the files, which gRPC does only in a handshake
+    context = ssl_context(settings)  # validates the files, which gRPC does only in a handshake
+    context.set_alpn_protocols(["h2"])
     roots, client = root_certificates(settings), client_certificate(settings)
     if roots is None:  # gRPC would use its own list
         roots = system_certificates()
     pem = None if roots is None else roots.encode("ascii", "replace")
-    return grpc.ssl_channel_credentials(pem, *((client.key, client.chain) if client is not None else ()))
+    pair = (client.key, client.chain) if client is not None else ()
+    return TlsCredentials(grpc.ssl_channel_credentials(pem, *pair), context)
 
 
 # gRPC statuses and messages as errors
@@ -369,7 +417,7 @@ _ENDED = frozenset(
 """Statuses after which the predictor has certainly ended a call."""
 
 
-def _reason(error: grpc.aio.AioRpcError) -> str:
+def _reason(error: grpc.aio.AioRpcError | CallFailed) -> str:
     details = error.details() or ""
     match = _STREAM_REMOVED.fullmatch(details)
     return match[1] if match is not None else details
@@ -388,7 +436,7 @@ def _kind(status: StatusCode, details: str, lost: str) -> str:
 
 def status_of(error: RequestError) -> StatusCode | None:
     """The gRPC status that caused an error, None for another cause."""
-    return error.__cause__.code() if isinstance(error.__cause__, grpc.aio.AioRpcError) else None
+    return error.__cause__.code() if isinstance(error.__cause__, grpc.aio.AioRpcError | CallFailed) else None
 
 
 def has_ended(error: RequestError) -> bool:

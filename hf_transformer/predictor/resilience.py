@@ -35,7 +35,7 @@ from hf_transformer.observability.logging import ModelLog
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import ModelCall, Outputs, Predictor, Reply
-from hf_transformer.predictor.timeouts import SharedTimeouts
+from hf_transformer.predictor.timeouts import ResponseTimeout, SharedTimeouts
 from hf_transformer.types.tensors import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -174,9 +174,6 @@ class Resilience(Predictor):
 
         async def start() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
             responses = self.inner.stream(call)
-            return responses, await next_of(responses)
-
-        async def next_of(responses: AsyncGenerator[Outputs, None]) -> Outputs | None:
             response = await anext(responses, None)
             if response is not None and call.check is not None:
                 try:
@@ -184,22 +181,29 @@ class Resilience(Predictor):
                 except BaseException:
                     await responses.aclose()
                     raise
-            return response
+            return responses, response
 
         generation = self._generation
         responses, response = await self._attempt(start, lambda: True)
         async with aclosing(responses):
-            while response is not None:
-                yield response
-                try:
-                    async with asyncio.timeout(self._timeout):
-                        response = await next_of(responses)
-                except RequestError as error:
-                    self._metrics.predictor_errors.add(1, failures.kind_of(error))
-                    self._count_failure(error, generation)
-                    raise
-                except TimeoutError as exc:
-                    raise self._timeout_error() from exc
+            if response is None:
+                return
+            yield response
+            try:
+                with ResponseTimeout(self._timeout) as waits:
+                    waits.begin()
+                    async for response in responses:
+                        waits.end()
+                        if call.check is not None:
+                            call.check(response)
+                        yield response
+                        waits.begin()
+            except RequestError as error:
+                self._metrics.predictor_errors.add(1, failures.kind_of(error))
+                self._count_failure(error, generation)
+                raise
+            except TimeoutError as exc:
+                raise self._timeout_error() from exc
 
     async def _attempt(self, call: Callable[[], Awaitable[Result]], wanted: Callable[[], bool]) -> Result:
         """The result of one call, with retries, a timeout and the circuit breaker."""

@@ -19,7 +19,7 @@ from hf_transformer.errors import describe
 from hf_transformer.protocol.json_text import json_object, parse_answer
 from hf_transformer.protocol.tensors import Malformed, Unwritable, shorten
 from hf_transformer.types.request import Json
-from hf_transformer.types.tensors import NUMPY_DTYPES, Tensor
+from hf_transformer.types.tensors import NUMPY_DTYPES, Array, Tensor
 
 _MAX_EVENT_LINES = 10_000
 """The maximum number of data lines in one event. Each takes 40 bytes of overhead; Triton's events have one line."""
@@ -58,6 +58,10 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
 
 
 def _tensor(name: str, value: Json) -> Tensor:
+    if isinstance(value, str):  # a token
+        text: Array = np.empty(1, np.object_)
+        text.fill(value.encode())
+        return Tensor(name, "BYTES", text)
     values = value if isinstance(value, list) else [value]
     kinds = set(map(type, values))
     if kinds <= {str}:

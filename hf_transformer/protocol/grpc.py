@@ -108,18 +108,87 @@ def decode_infer_response(
     return _tensors(decode(pb.ModelInferResponse, b"".join(rest)).outputs, raw, placements)
 
 
-def decode_stream_response(body: bytes) -> tuple[str, dict[str, Tensor], bool]:
-    """The error in a serialized ModelStreamInferResponse (or empty), its tensors, and whether it is the last response.
+class StreamDecoder:
+    """Decodes the responses of one stream.
 
-    The tensors do not refer to ``body``. Raises Malformed if the message breaks the protocol.
+    The responses to a stream of tokens differ in their raw contents alone, which come last. So everything before the
+    first raw contents is parsed by protobuf once. A later response with the same bytes there, followed by the same
+    number of raw contents and nothing else, needs no parsing. Any other response is parsed as a whole.
     """
-    message = decode(pb.ModelStreamInferResponse, body)  # through protobuf's classes, since such a message is small
-    if message.error_message:
-        return message.error_message, {}, False
-    response = message.infer_response
-    raw = [memoryview(contents) for contents in response.raw_output_contents]
-    final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
-    return "", _tensors(response.outputs, raw, NO_PLACEMENTS), final
+
+    def __init__(self) -> None:
+        self._start = b""
+        """The serialized fields of the last parsed infer_response up to its raw contents."""
+        self._shapes: Sequence[tuple[str, str, Sequence[int]]] = ()
+        """Name, datatype and shape of each output that they describe."""
+
+    def decode(self, body: bytes) -> tuple[str, dict[str, Tensor], bool]:
+        """The error in a serialized ModelStreamInferResponse (or empty), its tensors, and whether it is the last
+        response.
+
+        The tensors do not refer to ``body``. Raises Malformed if the message breaks the protocol.
+        """
+        raw = self._raw_contents(body) if self._start else None
+        if raw is None:
+            return self._parse(body)
+        tensors = {}
+        for (name, datatype, shape), data in zip(self._shapes, raw, strict=True):
+            try:
+                tensors[name] = Tensor(name, datatype, decode_raw(datatype, shape, data))
+            except Malformed as error:
+                raise error.within(("outputs", Key(name))) from error
+        return "", tensors, False
+
+    def _raw_contents(self, body: bytes) -> list[bytes] | None:
+        """The raw contents of a response that begins as the last parsed one, None for another response."""
+        # The field infer_response must be the whole message; its length takes one or two bytes here.
+        end, start = len(body), 2
+        if end < 3 or body[0] != _INFER_RESPONSE:
+            return None
+        size = body[1]
+        if size >= 0x80:
+            size, start = size & 0x7F | body[2] << 7, 3
+        position = start + len(self._start)
+        if size != end - start or size >= 2**14 or not body.startswith(self._start, start):
+            return None
+        raw = []
+        for _ in self._shapes:
+            if end - position < 2 or body[position] != _RAW_OUTPUT_CONTENTS:
+                return None
+            size, position = body[position + 1], position + 2
+            if size >= 0x80:
+                if position == end or body[position] >= 0x80:
+                    return None
+                size, position = size & 0x7F | body[position] << 7, position + 1
+            raw.append(body[position : position + size])
+            position += size
+        return raw if position == end else None
+
+    def _parse(self, body: bytes) -> tuple[str, dict[str, Tensor], bool]:
+        message = decode(pb.ModelStreamInferResponse, body)
+        if message.error_message:
+            return message.error_message, {}, False
+        response = message.infer_response
+        raw = [memoryview(contents) for contents in response.raw_output_contents]
+        final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
+        tensors = _tensors(response.outputs, raw, NO_PLACEMENTS)
+        if raw and not final:
+            self._remember(body, tensors)
+        return "", tensors, final
+
+    def _remember(self, body: bytes, tensors: Mapping[str, Tensor]) -> None:
+        """Keeps the part before the raw contents, if these are the last fields."""
+        message = memoryview(body)
+        try:
+            parts = list(fields(message))
+            key, _, start, end = parts[0]
+            entries = list(fields(message[start:end]))
+        except Malformed:  # protobuf skips unknown fields of any kind
+            return
+        raw = [entry for entry in entries if entry[0] == _RAW_OUTPUT_CONTENTS]
+        if key == _INFER_RESPONSE and len(parts) == 1 and entries[-len(raw) :] == raw and len(raw) == len(tensors):
+            self._start = body[start : start + raw[0][1]]
+            self._shapes = [(name, tensor.datatype, tensor.data.shape) for name, tensor in tensors.items()]
 
 
 def _tensors(
@@ -221,6 +290,7 @@ def decode(kind: type[AnyMessage], body: bytes) -> AnyMessage:
 
 _VARINT, _FIXED64, DELIMITED, _FIXED32 = 0, 1, 2, 5
 
+_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | DELIMITED
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | DELIMITED
 
 

@@ -119,7 +119,7 @@ def check_element_count(shape: Sequence[int], count: int) -> None:
 # Elements as bytes
 
 
-def decode_raw(datatype: str, shape: Sequence[int], data: memoryview) -> Array:
+def decode_raw(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
     """An array over ``data``, without a copy except for BOOL, BF16 and BYTES.
 
     ``datatype`` and ``shape`` are results of checked_datatype and checked_shape. BF16 is widened to float32, BYTES
@@ -140,9 +140,11 @@ def decode_raw(datatype: str, shape: Sequence[int], data: memoryview) -> Array:
     return array
 
 
-def raw_elements(shape: Sequence[int], data: memoryview) -> list[bytes]:
+def raw_elements(shape: Sequence[int], data: bytes | memoryview) -> list[bytes]:
     """The elements of a raw BYTES tensor. Raises Malformed if their number contradicts the shape."""
     count = math.prod(shape)
+    if count == 1 and len(data) >= _LENGTH.size and _LENGTH.unpack_from(data)[0] == len(data) - _LENGTH.size:
+        return [bytes(data[_LENGTH.size :])]
     if count * _LENGTH.size > len(data):
         raise _bad_elements(count, f"{len(data)} bytes in all")
     elements = []
@@ -253,6 +255,10 @@ def from_elements(datatype: str, shape: Sequence[int], elements: Iterable[Any]) 
 
 
 def _object_array(shape: Sequence[int], values: Sequence[bytes]) -> Array:
+    if len(values) == 1:  # a token; half a microsecond, instead of two
+        single: Array = np.empty(shape, np.object_)
+        single.fill(values[0])
+        return single
     array = np.empty(len(values), np.object_)
     array[:] = values
     return array.reshape(shape)

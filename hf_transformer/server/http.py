@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import re
 from collections import deque
 from collections.abc import Collection
@@ -616,7 +615,7 @@ class HttpConnection(asyncio.Protocol):
 
 async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientLimits) -> None:
     """Calls ``sweep`` on all connections periodically, until cancelled."""
-    loop, no_descriptors = asyncio.get_running_loop(), False
+    loop = asyncio.get_running_loop()
     shortest = min(limits.seconds, limits.idle_seconds or limits.seconds)
     pause = max(MIN_SWEEP_SECONDS, min(MAX_SWEEP_SECONDS, shortest / SWEEPS_PER_LIMIT))
     while True:
@@ -628,13 +627,6 @@ async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientL
                 logger.exception("a connection could not be swept")
             if not number % SWEPT_AT_ONCE:
                 await asyncio.sleep(0)
-        try:  # libuv closes new connections without a log line when file descriptors run out
-            os.close(os.dup(0))
-            no_descriptors = False
-        except OSError as error:
-            if not no_descriptors:
-                logger.error("no connection can be taken: %s (ulimit -n, --max_connections)", error.strerror)
-            no_descriptors = True
 
 
 def _problem_of_host(fields: HeaderLines, version: str) -> str | None:

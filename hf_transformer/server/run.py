@@ -17,6 +17,7 @@ from typing import Any, cast
 import uvicorn
 
 from hf_transformer.credentials import KeyPair, ReloadableFile, keep_renewing, read_key_pair
+from hf_transformer.server.accepting import Listener
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits, HttpConnection, keep_sweeping
 from hf_transformer.server.memory import freeze_garbage_collector, keep_freed_blocks, keep_trimmed
@@ -136,11 +137,11 @@ class Server(uvicorn.Server):
         freeze_garbage_collector()
         keep_freed_blocks()
         sys.setswitchinterval(SWITCH_SECONDS)
-        if sockets and self.config.ssl is not None:
-            await super().startup([])
-            self.servers = [await self._listen_with_tls(listening, self.config.ssl) for listening in sockets]
+        if sockets is None:
+            await super().startup()
         else:
-            await super().startup(sockets)
+            await super().startup([])
+            self.servers = [self._listen(listening) for listening in sockets]  # type: ignore[misc]  # in their place
         self.loop = asyncio.get_running_loop()
         sweeping = keep_sweeping(self.server_state.connections, self.config.client_limits)  # type: ignore[arg-type]
         self._tasks += [asyncio.create_task(sweeping), asyncio.create_task(keep_trimmed())]
@@ -149,14 +150,10 @@ class Server(uvicorn.Server):
             use = partial(KeyPair.load_into, context=cast(ssl.SSLContext, self.config.ssl))
             self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, use)))
 
-    async def _listen_with_tls(self, listening: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
-        """Listens on a socket as uvicorn does, with a time limit for TLS handshakes."""
-        return await asyncio.get_running_loop().create_server(
-            lambda: HttpConnection(self.config, self.server_state, self.lifespan.state),
-            sock=listening,
-            ssl=context,
-            ssl_handshake_timeout=self.config.client_limits.seconds,
-            backlog=self.config.backlog,
+    def _listen(self, listening: socket.socket) -> Listener:
+        tls, seconds = self.config.ssl, self.config.client_limits.seconds
+        return Listener(
+            listening, lambda: HttpConnection(self.config, self.server_state, self.lifespan.state), tls, seconds
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

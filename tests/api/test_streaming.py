@@ -32,8 +32,8 @@ def body(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
-        (1, MAX_QUEUED_PIECES + 2),  # the queue, a piece being sent, and a piece of each text waiting for room
-        (2, MAX_QUEUED_PIECES + 3),
+        (1, MAX_QUEUED_PIECES + 2),  # the queue, a piece of each text being sent, and one of each waiting for room
+        (2, MAX_QUEUED_PIECES + 4),
     ],
 )
 async def test_a_slow_reader_slows_the_generation(texts: int, ahead: int) -> None:
@@ -81,9 +81,9 @@ async def test_a_fault_of_the_service_is_logged_and_ends_the_stream(
         seen += 1
         if seen > 1:
             raise ZeroDivisionError("a prompt")
-        return [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
+        return [b'{"index":0,"text":"x","logprobs":null,"finish_reason":null}']
 
-    monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionAnswer.chunks", broken)
+    monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionAnswer.choices", broken)
     status, found = await post(made, PATH, body(), x_request_id="17")
     assert status == 200
     assert found[-1]["error"]["message"] == "internal error; the log has it under 17"

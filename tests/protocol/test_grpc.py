@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from hf_transformer.errors import TooLarge
 from hf_transformer.protocol.grpc import (
+    StreamDecoder,
     decode,
     decode_infer_response,
     decode_response,
-    decode_stream_response,
     encode_infer_request,
     encode_request,
 )
@@ -136,7 +136,7 @@ def test_malformed_responses_are_refused(outputs: list[str], more: str, problem:
     with pytest.raises(Malformed, match=problem):
         decode_infer_response(message.SerializeToString())
     with pytest.raises(Malformed, match=problem):
-        decode_stream_response(stream_response(message=message))
+        StreamDecoder().decode(stream_response(message=message))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_mutated_responses_are_decoded_or_malformed(data: st.DataObject) -> None
     for _ in range(data.draw(st.integers(1, 4))):
         index = data.draw(st.integers(0, max(0, len(mutated) - 1)))
         mutated[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    for decoder in (decode_infer_response, decode_stream_response):
+    for decoder in (decode_infer_response, StreamDecoder().decode):
         with suppress(Malformed):
             decoder(bytes(mutated))
 
@@ -179,16 +179,80 @@ def stream_response(final: bool | None = None, message: pb.ModelInferResponse | 
 
 @pytest.mark.parametrize("final", [None, False, True])
 def test_responses_of_a_stream_say_whether_they_are_final(final: bool | None) -> None:
-    error, outputs, last = decode_stream_response(stream_response(final, response()))
+    error, outputs, last = StreamDecoder().decode(stream_response(final, response()))
     assert (error, last) == ("", bool(final))
     tensors = [(tensor.name, tensor.datatype, tensor.data.tolist()) for tensor in outputs.values()]
     assert tensors == [("logits", "FP32", LOGITS.tolist()), ("text", "BYTES", [b"paris"])]
-    assert decode_stream_response(stream_response(final=True)) == ("", {}, True)
+    assert StreamDecoder().decode(stream_response(final=True)) == ("", {}, True)
     failed = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
-    assert decode_stream_response(failed) == ("why", {}, False)
+    assert StreamDecoder().decode(failed) == ("why", {}, False)
     for broken in (b"\xff\xff", stream_response(message=response())[:-1]):
         with pytest.raises(Malformed):
-            decode_stream_response(broken)
+            StreamDecoder().decode(broken)
+
+
+def token(text: bytes, *ids: int, final: bool | None = False, name: str = "text") -> bytes:
+    """A response of a stream with a text and a number of ids."""
+    message = pb.ModelInferResponse(model_name="gpt2", model_version="1")
+    message.outputs.add(name=name, datatype="BYTES", shape=[1, 1])
+    message.outputs.add(name="ids", datatype="INT32", shape=[len(ids)])
+    message.raw_output_contents.extend([len(text).to_bytes(4, "little") + text, np.array(ids, "<i4").tobytes()])
+    return stream_response(final, message)
+
+
+TOKENS = {
+    "as before": token(b" is", 5),
+    "no text": token(b"", 5),
+    "a longer text": token(b"x" * 200, 5),
+    "a text of kilobytes": token(b"x" * 20_000, 5),
+    "more ids": token(b" is", 5, 6),
+    "no ids": token(b" is"),
+    "another name": token(b" is", 5, name="texts"),
+    "the last one": token(b" is", 5, final=True),
+    "no parameter": token(b" is", 5, final=None),
+    "the last one, empty": stream_response(True, pb.ModelInferResponse(model_name="gpt2", model_version="1")),
+    "an error": pb.ModelStreamInferResponse(error_message="why").SerializeToString(),
+    "nothing": b"",
+}
+
+
+def outcome(decoder: StreamDecoder, body: bytes) -> object:
+    """All that a decoder returns, or its error's text."""
+    try:
+        error, outputs, final = decoder.decode(body)
+    except Malformed as problem:
+        return str(problem)
+    tensors = [(one.name, one.datatype, one.data.dtype, one.data.shape, one.data.tolist()) for one in outputs.values()]
+    return error, tensors, final
+
+
+@pytest.mark.parametrize("second", TOKENS)
+@pytest.mark.parametrize("first", TOKENS)
+def test_a_response_means_the_same_after_any_other_one(first: str, second: str) -> None:
+    decoder = StreamDecoder()
+    for name in (first, second, second):
+        assert outcome(decoder, TOKENS[name]) == outcome(StreamDecoder(), TOKENS[name])
+
+
+@given(st.data())
+def test_a_mutated_response_means_the_same_after_a_good_one(data: st.DataObject) -> None:
+    decoder, mutated = StreamDecoder(), bytearray(token(b" the", 7))
+    decoder.decode(token(b" is", 5))
+    for _ in range(data.draw(st.integers(1, 4))):
+        index = data.draw(st.integers(0, max(0, len(mutated) - 1)))
+        mutated[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    assert outcome(decoder, bytes(mutated)) == outcome(StreamDecoder(), bytes(mutated))
+
+
+def test_a_usual_response_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = StreamDecoder()
+    decoder.decode(token(b" is", 5))
+    monkeypatch.delattr(decoder.__class__, "_parse")
+    assert outcome(decoder, token(b" paris", 9)) == (
+        "",
+        [("text", "BYTES", np.dtype(object), (1, 1), [[b" paris"]]), ("ids", "INT32", np.dtype("<i4"), (1,), [9])],
+        False,
+    )
 
 
 def test_other_methods_have_requests_and_responses() -> None:

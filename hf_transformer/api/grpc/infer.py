@@ -134,6 +134,7 @@ class StreamedPieces(TextStream):
     """
 
     __slots__ = ("_infer_request", "_outputs", "_version")
+    joins = False  # each piece is a message
 
     def __init__(
         self,

@@ -59,6 +59,9 @@ THOUGHT_FIELDS = frozenset(("reasoning", "reasoning_content", "reasoning_details
 """Fields of an assistant's message without content, whose tokens were all thoughts."""
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
+Delta = tuple[dict[str, Json], Json, str | None]
+"""A change of the message, its log probabilities, and the finish reason."""
+_CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
 Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
@@ -384,21 +387,24 @@ class ChatAnswer(GeneratedAnswer):
             "finish_reason": parser.reason(whole.finish),
         }
 
-    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """Renders a piece. A choice's first chunk has the role; its last chunk has only the finish reason."""
-        chunks: list[Json] = []
+    def choices(self, index: int, piece: Piece) -> Sequence[bytes]:
+        return [_choice(index, *delta) for delta in self.deltas(index, piece)]
+
+    def deltas(self, index: int, piece: Piece) -> Sequence[Delta]:
+        """Converts a piece. A choice's first delta has the role; its last one has only the finish reason."""
+        deltas: list[Delta] = []
         parser = self._parsers.get(index)
         if parser is None:
             parser = self._parsers[index] = self._make_parser()
-            chunks.append(_chunk(index, {"role": "assistant", "content": ""}))
+            deltas.append(({"role": "assistant", "content": ""}, None, None))
         content, calls = parser.add(piece.text, is_last=piece.finish is not None)
         if content or piece.tokens:
-            chunks.append(_chunk(index, {"content": content}, self._logprobs(piece.tokens) if piece.tokens else None))
-        chunks += [_chunk(index, {"tool_calls": [call]}) for call in calls]
+            deltas.append(({"content": content}, self._logprobs(piece.tokens) if piece.tokens else None, None))
+        deltas += [({"tool_calls": [call]}, None, None) for call in calls]
         if piece.finish is not None:
-            chunks.append(_chunk(index, {}, finish=parser.reason(piece.finish)))
+            deltas.append(({}, None, parser.reason(piece.finish)))
             del self._parsers[index]
-        return chunks
+        return deltas
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> Json:
         if self._request.sampling.logprobs is None:
@@ -407,8 +413,11 @@ class ChatAnswer(GeneratedAnswer):
         return {"content": content, "refusal": None}
 
 
-def _chunk(index: int, delta: Json, logprobs: Json = None, finish: str | None = None) -> Json:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+def _choice(index: int, delta: dict[str, Json], logprobs: Json, finish: str | None) -> bytes:
+    """Serializes the choice of a chunk. One with text alone is a template with only what changes."""
+    if len(delta) == 1 and "content" in delta:
+        return _CONTENT % (index, orjson.dumps(delta["content"]), orjson.dumps(logprobs))
+    return orjson.dumps({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
 
 
 def _token(token: TokenText) -> dict[str, Json]:

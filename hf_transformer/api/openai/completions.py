@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import orjson
+
 from hf_transformer.api.bodies import read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.openai.fields import ignored_fields, read_request
@@ -30,6 +32,8 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TokenIds
 
 FIELDS = (*SHARED, *ignored_fields("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
+_TEXT = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
+"""The choice of a chunk with text alone."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default number of new tokens."""
 
@@ -91,9 +95,11 @@ class CompletionAnswer(GeneratedAnswer):
         choice = {"index": index, "text": whole.text, "logprobs": None if top is None else _logprobs(tokens, top)}
         return {**choice, "finish_reason": whole.finish, **self.prompt_logprobs(whole)}
 
-    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        is_empty = not piece.text and not piece.tokens and piece.finish is None
-        return () if is_empty else (self.choice(index, piece),)
+    def choices(self, index: int, piece: Piece) -> Sequence[bytes]:
+        if self._request.sampling.logprobs is not None or piece.finish is not None:
+            is_empty = not piece.text and not piece.tokens and piece.finish is None
+            return () if is_empty else (orjson.dumps(self.choice(index, piece)),)
+        return (_TEXT % (index, orjson.dumps(piece.text)),) if piece.text else ()
 
 
 def _logprobs(tokens: Sequence[TokenText], top: int) -> Json:

@@ -113,8 +113,8 @@ class GeneratedAnswer(TextStream):
         """Renders a choice of a complete response. ``whole`` is the choice's complete text."""
 
     @abstractmethod
-    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """Renders a piece as choices. Each choice becomes one chunk."""
+    def choices(self, index: int, piece: Piece) -> Sequence[bytes]:
+        """Renders a piece as serialized choices. Each choice becomes one chunk."""
 
     async def whole(self) -> Response:
         """Generates the complete response. Raises RequestError."""
@@ -148,12 +148,12 @@ class GeneratedAnswer(TextStream):
 
     def piece(self, piece: Piece) -> bytes:
         index = piece.prompt * self._request.sampling.n + piece.choice
-        chunks, tail = self.chunks(index, piece), self._tail
+        choices, tail = self.choices(index, piece), self._tail
         if self._usage == "every":
             self._new_tokens[index] += piece.count
             tokens = _usage(self.running.prompt_length(index), self._new_tokens[index])
             tail = tail.replace(b"null", orjson.dumps(tokens))
-        return b"".join([self._head + orjson.dumps(choice) + tail for choice in chunks])
+        return b"".join([self._head + choice + tail for choice in choices])
 
     def end(self) -> bytes:
         if self._usage == "none":

@@ -249,9 +249,9 @@ class ResponseAnswer(ChatAnswer):
         if not self._number:
             for kind in ("created", "in_progress"):
                 self._event(f"response.{kind}", response=self._response("in_progress"))
-        for choice in self.chunks(0, piece):
-            delta, self._finish = choice["delta"], choice["finish_reason"]
-            self._held += choice["logprobs"]["content"] if choice["logprobs"] else ()
+        for delta, logprobs, finish in self.deltas(0, piece):
+            self._finish = finish
+            self._held += logprobs["content"] if logprobs else ()
             if (text := delta.get("content")) or (self._finish and not self._output):
                 self._add_text(text or "")
             for call in delta.get("tool_calls", ()):

@@ -113,18 +113,22 @@ def test_too_few_descriptors_stop_the_start(descriptors: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_connections_beyond_the_descriptors_are_logged_once_and_taken_later(loop: str, tmp_path: Path) -> None:
-    """The log says once that they can't be taken; the service goes on when they are closed."""
+    """The log says once that they can't be taken; they are served when others are closed."""
     words, log = "ulimit -n 100; exec {}", tmp_path / "log"
     with shell(words, f"--event_loop={loop}", "--client_timeout_seconds=2", log=log) as (process, url):
         assert poll(lambda: answers(url), SECONDS)
         with ExitStack() as stack:
-            for _ in range(120):
-                stack.enter_context(connected_to(url))
+            clients = [stack.enter_context(connected_to(url)) for _ in range(120)]
             assert poll(lambda: "no connection can be taken: Too many open files" in log.read_text(), SECONDS)
+            clients[-1].sendall(get("/"))
+            for each in clients[:-1]:
+                each.close()
+            assert clients[-1].recv(2**16).startswith(b"HTTP/1.1 200")
         assert poll(lambda: answers(url), SECONDS)
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 0
     assert log.read_text().count("no connection can be taken") == 1
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_worker_that_is_replaced_answers_nothing_with_503(serve: Serve) -> None:
