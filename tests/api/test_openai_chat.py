@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 import pytest
-import yaml
 
+from hf_transformer.api.document.build import EVERYTHING, build
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import (
     Exchange,
@@ -360,7 +359,7 @@ async def test_values_without_effect_are_accepted() -> None:
         await chat(made, stream=True, stream_options={"include_obfuscation": False})
 
 
-SCHEMAS = yaml.safe_load((files("hf_transformer.api") / "openapi.yaml").read_text())["components"]["schemas"]
+SCHEMAS = build(EVERYTHING)["components"]["schemas"]
 FULL: dict[str, Any] = {
     "messages": [
         {

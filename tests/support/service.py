@@ -14,6 +14,7 @@ from typing import Any, Self
 import httpx
 
 from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
+from tests.support.described import check_answer
 
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
 GRPC_LISTENING = re.compile(r"listening on grpcs?://[\d.]+:(\d+)")
@@ -37,7 +38,8 @@ class Service:
         self.process = ChildProcess([*command, *flags], variables, Path(self._folder.name) / "log")
         # No pooling: a test must not reuse a connection that another test broke.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False)
+        hooks = {"response": [check_answer]}
+        self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False, event_hooks=hooks)
 
     @property
     def port(self) -> int:

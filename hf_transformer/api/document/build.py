@@ -15,8 +15,9 @@ from hf_transformer.api.document.operation import JSON, MODEL, ErrorForm, Operat
 from hf_transformer.api.document.schemas import Schemas
 from hf_transformer.api.document.service import ERROR_TYPES, FAILURES, RETRIED
 from hf_transformer.api.document.table import served
+from hf_transformer.generation.task import TASK_CLASSES
 from hf_transformer.tasks.base import Servable
-from hf_transformer.tasks.declaration import with_mask
+from hf_transformer.tasks.declaration import MASK, with_mask
 from hf_transformer.types.request import Json
 
 DESCRIPTION = """\
@@ -72,6 +73,10 @@ class Served:
     root: str
     runs: bool
     keys: bool
+
+
+EVERYTHING = Served((), (), tuple(TASK_CLASSES.values()), MASK, "/openai", runs=True, keys=True)
+"""Models of all tasks, without their names."""
 
 
 def build(about: Served) -> dict[str, Json]:
