@@ -331,7 +331,7 @@ V1_OPERATIONS = (
         tags=V1,
         answer=V1Model,
         returns="The model is ready.",
-        not_ready=V1Model,
+        not_ready=V1Model | ErrorAnswer,
         is_open=True,
     ),
     Operation(

@@ -17,6 +17,8 @@ DECISIONS: dict[str, str] = {
     r"\+ GET /v1/models/\{model\}/info, 200\.generation\.full_text: .*": "the description of a model says whether a "
     "prompt and its continuation are one text",
     r"- GET /v2/models/.*/config, 200\.output\[\]\.optional: .*": "a closed object needs no field that it refuses",
+    r"\+ GET /v1/models/\{model\}, 503\.error: required|[+-] GET /v1/models/\{model\}, 503\.error: .*": "a declared "
+    "model that is not loaded has an error in the service's form",
     r"\+ POST /v2/repository/.*, 200: header X-Request-Id": "these answers have the header, too",
     r"\+ POST /v2/repository/.*, body\.(ready|parameters): value null": "null counts as absent in declared bodies",
     r"\+ POST /v2/repository/.*, body\.(ready|parameters\.unload_dependents): default false": "the default was missing",
