@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines differ, so no example has a deadline. All examples of a test share its fixtures, which keep no state.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("suite")
+
+OF_CLIENTS = (
+    *("hostile/", "test_addresses", "test_bench", "test_dialects", "test_docs", "test_long_documents", "test_names"),
+    *("test_openai", "test_protocols", "test_tei", "test_tokenization", "test_unit_vectors"),
+)
+"""Files of tests/integration about what clients send and get, whichever Triton is behind the service."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,15 +28,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests of the other Triton; with ``--triton=26`` also those without any, which run in the suite of
-    24.10 already."""
+    """Leaves out the tests of the other Triton; with ``--triton=26`` also those for which the two are the same, which
+    run in the suite of 24.10 already."""
     newer = config.getoption("--triton") == "26"
 
     def runs(item: pytest.Item) -> bool:
         if item.get_closest_marker("only_triton_24" if newer else "only_triton_26"):
             return False
-        uses_triton = "triton" in getattr(item, "fixturenames", ()) or item.get_closest_marker("only_triton_26")
-        return not newer or bool(uses_triton)
+        if not newer or item.get_closest_marker("only_triton_26"):
+            return True
+        of_clients = item.nodeid.startswith(tuple(f"tests/integration/{name}" for name in OF_CLIENTS))
+        return "triton" in getattr(item, "fixturenames", ()) and not of_clients
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     items[:] = [item for item in items if runs(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what was imported, a million objects, out of every garbage collection, of which some tests need many."""
+    gc.collect()
+    gc.freeze()

@@ -52,6 +52,18 @@ class Ranking(Body):
     name: Annotated[Annotated[str, Meta(max_length=3)] | None, about(hint="shorten it")] = None
     user: Annotated[str | None, NO_EFFECT] = None
     priority: Annotated[Any, only(0, because="there are none")] = None
+    count: Annotated[Literal["all", "none"] | None, about(instead_of="top_n")] = None
+    texts: Annotated[Any, about(shown=(str, list[str], list[Message]))] = None
+    labels: Annotated[dict[Annotated[str, Meta(max_length=2)], str], Meta(max_length=2)] | None = None
+
+
+class Defaults(Body):
+    flag: Annotated[bool, about("A flag.")] = True
+    size: int | Literal["all"] = "all"
+
+
+class Texts(Body):
+    texts: Annotated[Any, about(expected="a text or a list of texts", shown=(str, list[str]))]
 
 
 class Open(OpenBody):
@@ -101,6 +113,13 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "length": ({**RIGHT, "name": "abcd"}, "name: expected at most 3 characters, got 4; shorten it"),
     "only": ({**RIGHT, "priority": False}, "priority: expected 0, got false; there are none"),
     "no effect": ({**RIGHT, "user": 4}, "user: expected a string, got a number"),
+    "two forms": (
+        {**RIGHT, "count": "all", "top_k": 1},
+        "count: expected top_k or count, got both; they mean the same",
+    ),
+    "key": ({**RIGHT, "labels": {"abc": "x"}}, "labels: expected keys of at most 2 characters, got 3"),
+    "keys": ({**RIGHT, "labels": dict.fromkeys("abc", "x")}, "labels: expected at most 2 keys, got 3"),
+    "key's value": ({**RIGHT, "labels": {"a": 1}}, "labels.a: expected a string, got a number"),
     "deep": (
         {**RIGHT, "messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "a"}]},
         "messages[1].role: expected one of user, assistant, got 'system'",
@@ -142,8 +161,25 @@ def test_errors_have_the_client_s_name_of_a_field() -> None:
     assert names(("parameters", "top_n")) == ("top_k",)
     assert FORM.client_names(RIGHT)(("parameters", "top_n")) == ("top_n",)
     assert names(("parameters", "top_p")) == ("share",)
+    assert FORM.client_names({**RIGHT, "count": "all"})(("parameters", "top_n")) == ("count",)
     assert names(("parameters", "other")) == ("other",)
     assert names(("instances", 0)) == ("instances", 0)
+
+
+def test_a_field_of_any_value_may_be_required() -> None:
+    assert Form(Texts).required == {"texts"} and FORM.required == {"query", "documents"}
+    for body in ({}, {"texts": None}):
+        with pytest.raises(InvalidInput, match=r"^texts: expected a text or a list of texts, got nothing$"):
+            Form(Texts).read(body)
+
+
+def test_null_is_a_field_s_default() -> None:
+    form = Form(Defaults)
+    assert form.read({"flag": None, "size": None}) == Defaults()
+    properties = json_schemas([Defaults])[1]["Defaults"]["properties"]
+    flag = {"description": "A flag.", "default": True, "anyOf": [{"type": "boolean"}, {"type": "null"}]}
+    assert properties["flag"] == flag
+    assert properties["size"]["anyOf"] == [{"type": "integer"}, {"enum": ["all"]}, {"type": "null"}]
 
 
 def test_a_part_of_a_body_has_its_path() -> None:
@@ -165,7 +201,8 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-BODIES = st.fixed_dictionaries({}, optional=dict.fromkeys(FORM.names, VALUES)).map(lambda more: {**RIGHT, **more})
+READ_WHOLE = [name for name in FORM.names if name != "texts"]
+BODIES = st.fixed_dictionaries({}, optional=dict.fromkeys(READ_WHOLE, VALUES)).map(lambda more: {**RIGHT, **more})
 
 
 @given(body=BODIES)
@@ -175,7 +212,7 @@ def test_what_the_schema_allows_is_read_and_every_other_body_has_an_error_of_its
     try:
         FORM.read(body)
     except InvalidInput as error:
-        aliases = "top_n" in body and "top_k" in body
+        aliases = len([name for name in ("top_n", "top_k", "count") if body.get(name) is not None]) > 1
         absent = body["query"] is None or body["documents"] is None
         assert not described or aliases, str(error)
         assert error.expected != "an object" or absent or "an object" in str(error)
@@ -199,5 +236,9 @@ def test_a_schema_has_limits_help_and_further_names() -> None:
     assert properties["top_n"]["description"] == "How many."
     assert properties["top_k"]["anyOf"][0] == {"type": "integer", "minimum": 1}
     assert properties["priority"]["enum"] == [0, None]
+    texts = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+    messages = {"type": "array", "items": {"$ref": "#/components/schemas/Message"}}
+    assert properties["texts"]["anyOf"] == [*texts, messages, {"type": "null"}]
+    assert json_schemas([Texts])[1]["Texts"]["properties"]["texts"] == {"anyOf": texts}
     assert components["Ranking"]["required"] == ["query", "documents"]
     assert components["Ranking"]["additionalProperties"] is False

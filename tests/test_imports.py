@@ -76,6 +76,21 @@ def test_imports_point_down(module: Path) -> None:
     assert not wrong, f"{module} imports {', '.join(sorted(wrong))}"
 
 
+API_FAMILIES = ("openai", "dialects", "grpc")
+"""Folders of api/ that do not know each other. api/ itself has what they share, and what knows them all."""
+ABOVE_FAMILIES = ("table.py", "hints.py", "health.py", "info.py", "openapi.py")
+UNTIL_CHATS_ARE_TYPES = ("routes.py", "render.py", "generative_scoring.py")
+
+
+@pytest.mark.parametrize("module", [one for one in modules() if one.parts[0] == "api"], ids=str)
+def test_families_of_apis_do_not_know_each_other(module: Path) -> None:
+    own = module.parts[1]
+    families = {name.split(".")[2] for name in imports(module) if name.startswith("hf_transformer.api.")}
+    known = families & {*API_FAMILIES} - {own}
+    if own not in ABOVE_FAMILIES and module.name not in UNTIL_CHATS_ARE_TYPES:
+        assert not known, f"{module} imports {', '.join(sorted(known))}: what they share stands in api/"
+
+
 @pytest.mark.parametrize("module", modules(), ids=str)
 def test_folders_keep_to_themselves(module: Path) -> None:
     found = {name.split(".")[0] for name in imports(module)}

@@ -50,6 +50,7 @@ def test_every_form_is_answered(config: Config) -> None:
 
     with asyncio.Runner(loop_factory=in_process.Loop) as runner:
         rows = runner.run(answer())
+    assert rows
     for form, count in zip(in_process.forms(), rows, strict=True):
         assert 1 <= count <= form.connections and (count > 2) == (form.connections > 1), form.name
 

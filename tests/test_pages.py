@@ -71,6 +71,13 @@ def in_navigation(entry: Any) -> Iterator[str]:
         yield from in_navigation(inner)
 
 
+def test_patterns_find_links_files_and_blocks() -> None:
+    """The tests below are about what these find, and a page may have none."""
+    pages = "\n".join(prose(page) for page in PAGES)
+    assert LINK.search(pages) and NAMED.search(pages)
+    assert any(BLOCK.search((ROOT / page).read_text(encoding="utf-8")) for page in PAGES)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target, anchor in links(page):
@@ -221,8 +228,8 @@ def test_missing_names_are_found(text: str, missing: set[str]) -> None:
 
 def test_the_site_shows_every_page_of_docs() -> None:
     shown = set(in_navigation(site()["nav"]))
-    for page in ROOT.glob("docs/*.md"):
-        assert page.name in shown, page
+    pages = {page.name for page in ROOT.glob("docs/*.md")}
+    assert pages and pages <= shown
     for name in shown - {"index.md", "reference/routes.md"}:
         assert (ROOT / "docs" / name).exists() or (ROOT / name).exists(), name
 
@@ -236,6 +243,7 @@ OWN_ADDRESS = re.compile(
 def test_no_file_but_pyproject_has_an_address_of_the_project() -> None:
     """Pages are linked by their path in the repository, and the packages by [project.urls]."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "tests/test_pages.py" in listed.splitlines()
     for path in listed.splitlines():
         if (ROOT / path).is_file() and path not in ("tests/test_pages.py", "pyproject.toml"):
             text = (ROOT / path).read_bytes().decode("utf-8", "replace")

@@ -113,7 +113,7 @@ def test_on_one_machine_a_request_takes_the_work_of_the_others_too(figures: Figu
 
 
 def test_more_load_than_capacity_is_not_held(figures: Figures) -> None:
-    outcome = simulate(figures, Plan(1), Load(450.0, 60.0, figures.tokens), seed=1).outcome
+    outcome = simulate(figures, Plan(1), Load(450.0, 30.0, figures.tokens), seed=1).outcome
     assert outcome.percentile(0.99) > 2.0
     assert outcome.rate == pytest.approx(400.0, rel=0.02)
 

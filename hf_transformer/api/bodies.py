@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final, TypeVar
 
+from msgspec import Struct
+
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, expect_items
+from hf_transformer.api.errors import expect, expect_items, expect_types
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path
 from hf_transformer.generation.task import GENERATIVE
@@ -14,7 +16,8 @@ from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.fields import Body, Form, OpenBody, about
-from hf_transformer.types.request import Answers, Json, RequestBudget
+from hf_transformer.types.paths import Names
+from hf_transformer.types.request import Answers, Context, Json, RequestBudget
 
 CHOSEN: Final = about("The model's name; needless where one model has the task.")
 GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API do"
@@ -27,15 +30,16 @@ TASKS: Mapping[str, tuple[str, ...]] = {
 }
 """Tasks that each endpoint supports."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
+TEXT_OR_IDS = frozenset((str, list))
 
 
-class ModelBody(Body):
+class ModelBody(Body, kw_only=True):
     """A body that names its model, and whose unknown fields are refused."""
 
     model: Annotated[str | None, CHOSEN] = None
 
 
-class OpenModelBody(OpenBody):
+class OpenModelBody(OpenBody, kw_only=True):
     """A body that names its model, and whose unknown fields are noted."""
 
     model: Annotated[str | None, CHOSEN] = None
@@ -86,6 +90,13 @@ def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str])
     return model
 
 
+def rename_fields(context: Context, names: Mapping[Path, Path]) -> None:
+    """Adds names of fields to those that ``read_body`` has set."""
+    if not isinstance(context.field_names, Names):
+        raise AssertionError("read_body sets the names of fields")
+    context.field_names = context.field_names.then(names)
+
+
 def read_texts(
     path: Path, value: Json, budget: RequestBudget, read_ids: Callable[[list[Json], Path], Ids]
 ) -> tuple[list[str | Ids], bool]:
@@ -101,11 +112,18 @@ def read_texts(
     if type(items[0]) is int:
         return [read_ids(items, path)], True
     budget.few(path, items)
-    texts: list[str | Ids] = []
-    for index, item in enumerate(items):
-        expect(item, str | list, (*path, index), "a string or a list of token ids")
-        texts.append(item if isinstance(item, str) else read_ids(item, (*path, index)))
-    return texts, False
+    if list not in expect_types(items, TEXT_OR_IDS, path, "a string or a list of token ids"):
+        return items, False
+    return [
+        item if isinstance(item, str) else read_ids(item, (*path, index)) for index, item in enumerate(items)
+    ], False
+
+
+class Usage(Struct):
+    """The numbers of input tokens, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
 
 
 def usage(answers: Answers) -> dict[str, Json]:

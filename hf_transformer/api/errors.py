@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from types import UnionType
 
 import orjson
@@ -57,3 +57,12 @@ def expect_items(value: Json, path: Path | str, expected: str) -> list[Json]:
     if not isinstance(value, list):
         raise InvalidInput(path, expected, "nothing" if value is None else describe(value))
     return value
+
+
+def expect_types(items: list[Json], types: Set[type], path: Path | str, expected: str) -> set[type]:
+    """Returns the types of the items of the list ``path``. Raises InvalidInput for the first item of another type."""
+    found = set(map(type, items))
+    if not found <= types:
+        index = next(index for index, item in enumerate(items) if type(item) not in types)
+        raise InvalidInput((*((path,) if isinstance(path, str) else path), index), expected, describe(items[index]))
+    return found

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hf_transformer.api.dialects import nim
 from hf_transformer.api.generate import (
     ABOUT,
     ANSWER,
@@ -27,6 +26,7 @@ from hf_transformer.api.generate import (
     read_body,
     whole,
 )
+from hf_transformer.api.nim_tensors import embed_tensors, is_for_nim
 from hf_transformer.api.service import Model
 from hf_transformer.api.streaming import not_streamed, wants_stream
 from hf_transformer.errors import InvalidInput
@@ -54,9 +54,11 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
             raise not_streamed()
         version = model.describe().version  # read before generation: the predictor may reload the model
         outputs = backend_tensors(await whole(model, asked, context), request)
-    elif nim.is_for_nim(model, request):
+    elif (request.parameters or request.outputs) and (
+        has_unknown_names(model.task, request) and is_for_nim(model.task, request)
+    ):
         version = model.describe().version
-        outputs = await nim.embed_tensors(model, request, context)
+        outputs = await embed_tensors(model, request, context)
     else:
         query = to_query(model.task, request, context)
         if query.parameters and wants_stream(model.task, query.parameters):
@@ -75,6 +77,13 @@ def to_query(task: Servable, request: InferRequest, context: Context) -> Query:
     if request.outputs:
         _switch_on(request, parameters, OUTPUT, task.switched_on_by, "parameters.")
     return Query(read_instances(request.inputs, task.fields), parameters, True)
+
+
+def has_unknown_names(task: Servable, request: InferRequest) -> bool:
+    """Whether a request has names that the task does not know: then it may be another server's form of V2."""
+    return any(name not in task.parameters for name in request.parameters) or any(
+        name != OUTPUT and name not in task.switched_on_by for name in request.outputs
+    )
 
 
 def all_parameters(parameters: Mapping[str, Json]) -> dict[str, Json]:

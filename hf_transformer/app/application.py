@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
+from hf_transformer.api import generate, health, info, openapi, v1, v1_tokenize, v2
 from hf_transformer.api.auth import CONTROL_KEYS, ApiKeys
 from hf_transformer.api.dialects import routes as dialects
-from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.document.operation import MODEL
 from hf_transformer.api.document.table import served
 from hf_transformer.api.endpoint import Endpoint
@@ -25,6 +24,7 @@ from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.responses import get_route
 from hf_transformer.api.service import Model, Models, Service
+from hf_transformer.api.table import ROUTES
 from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
 from hf_transformer.app.wiring import Diagnose, LoadedModel, limits_of, load_model, predictor_settings, sandbox_of
 from hf_transformer.config.entries import ModelEntries
@@ -200,7 +200,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
     prefix, fallback = config.openai_route_prefix, partial(call_asgi, inner)
     by_id = {
         **v1.endpoints(service),
-        **tokenize.endpoints(service),
+        **v1_tokenize.endpoints(service),
         **v2.endpoints(service),
         **generate.endpoints(service),
         **openai.endpoints(service),

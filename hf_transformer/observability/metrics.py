@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -439,6 +440,7 @@ def _by_label(name: str, text: str, label: str, values: Mapping[str, float], kin
     return Family(f"hf_transformer_{name}", text, kind, (label,), (), series)
 
 
+@cache
 def _versions() -> dict[str, str]:
     """Versions of LIBRARIES; empty for a library that is not installed."""
     versions = dict.fromkeys(LIBRARIES, "")

@@ -47,6 +47,8 @@ from hf_transformer.types.request import Json
 
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Item = TypeVar("Item")
+NonEmpty: TypeAlias = Annotated[list[Item], Meta(min_length=1)]
 SHOWN_NAMES: Final = 5
 """Maximum number of unknown fields in an error message."""
 MAX_NAME: Final = 40
@@ -71,6 +73,8 @@ def about(
     expected: str = "",
     hint: str = "",
     schema: Mapping[str, Json] | None = None,
+    instead_of: str = "",
+    shown: Sequence[Any] = (),
 ) -> Meta:
     """Declares more about a field than its type.
 
@@ -80,9 +84,13 @@ def about(
         parameter: the task's parameter that the field becomes.
         expected: the accepted values, in errors about the field itself; derived from the type by default.
         hint: advice in these errors.
-        schema: additions to the JSON Schema, in place of what the type says.
+        schema: additions to the JSON Schema.
+        instead_of: the field that this one replaces, in another form. A request has one of them, and errors about the
+            parameter of that field name this one.
+        shown: the types in the JSON Schema, in place of the field's own: those of values that code reads later.
     """
     extra = {"also": tuple(also), "parameter": parameter, "expected": expected, "hint": hint}
+    extra |= {"instead_of": instead_of, "shown": tuple(shown)}
     return Meta(
         description=text or None,
         extra={name: value for name, value in extra.items() if value},
@@ -112,6 +120,7 @@ class Form(Generic[Kind]):
 
     Attributes:
         names: all names of fields, further ones included, in their order.
+        required: the names of fields that each body has.
         parameters: the task's parameters by field.
     """
 
@@ -120,6 +129,8 @@ class Form(Generic[Kind]):
         self._refuses_unknown = kind.__struct_config__.forbid_unknown_fields
         self._also: dict[str, str] = {}
         self._only: dict[str, Meta] = {}
+        self._instead: dict[str, str] = {}
+        self.required = frozenset(_required(kind))
         self.parameters: dict[str, str] = {}
         names: list[str] = []
         for name, declared in fields_of(kind).items():
@@ -129,6 +140,8 @@ class Form(Generic[Kind]):
             self._also |= dict.fromkeys(extra.get("also", ()), name)
             if "only" in extra:
                 self._only[name] = meta
+            if "instead_of" in extra:
+                self._instead[name] = extra["instead_of"]
             if "parameter" in extra:
                 self.parameters[name] = extra["parameter"]
         self._heads: dict[Path, Path] = {("parameters",): ()}
@@ -136,6 +149,7 @@ class Form(Generic[Kind]):
         self._names = Names(self._heads)
         self.names = tuple(names)
         self._known = frozenset(names)
+        self._special = frozenset((*self._also, *self._only, *self._instead))
 
     def read(self, payload: Json, ignored: list[str] | None = None, path: Path = ()) -> Kind:
         """Returns a body. ``path`` is the body's field, empty for a whole body. ``ignored`` gets the names of unknown
@@ -155,12 +169,12 @@ class Form(Generic[Kind]):
             if ignored is not None:
                 ignored += unknown
         sent = payload
-        if not payload.keys().isdisjoint(self._also):
+        if not payload.keys().isdisjoint(self._special):
             payload = self._renamed(payload, path)
-        if not payload.keys().isdisjoint(self._only):
             for name, meta in self._only.items():
                 if name in payload:
                     _check_only(meta, payload[name], (*path, name))
+            self._check_instead(sent, path)
         try:
             return convert(payload, self.kind)
         except ValidationError:
@@ -168,12 +182,15 @@ class Form(Generic[Kind]):
 
     def options(self, body: Kind) -> dict[str, Json]:
         """The task's parameters of a body: the fields that have one, and a value."""
-        values = {parameter: getattr(body, field) for field, parameter in self.parameters.items()}
-        return {name: value for name, value in values.items() if value is not None}
+        return {
+            parameter: value
+            for field, parameter in self.parameters.items()
+            if (value := getattr(body, field)) is not None
+        }
 
     def client_names(self, payload: Mapping[str, Json]) -> Names:
         """The client's names of the task's parameters, for errors about their values (``Context.field_names``)."""
-        sent = {name: alias for alias, name in self._also.items() if payload.get(alias) is not None}
+        sent = {name: alias for alias, name in (self._also | self._instead).items() if payload.get(alias) is not None}
         if not sent:
             return self._names
         return Names(
@@ -189,6 +206,14 @@ class Form(Generic[Kind]):
                 raise InvalidInput((*path, name), f"{used[field]} or {name}", "both", "they mean the same")
             renamed[field], used[field] = value, name
         return renamed
+
+    def _check_instead(self, sent: Mapping[str, Json], path: Path) -> None:
+        """Raises InvalidInput for a field beside the one that it replaces."""
+        for name, replaced in self._instead.items():
+            if name in sent:
+                for other in sent:
+                    if other == replaced or self._also.get(other) == replaced:
+                        raise InvalidInput((*path, name), f"{other} or {name}", "both", "they mean the same")
 
     def _fault(self, payload: Mapping[str, Json], sent: Mapping[str, Json], path: Path) -> InvalidInput:
         """The error about a body, in the names of the client's fields."""
@@ -220,13 +245,34 @@ def json_schemas(kinds: Iterable[Any]) -> tuple[list[dict[str, Json]], dict[str,
     Further names of a field have the field's schema.
     """
     kinds = list(kinds)
-    schemas, components = schema_components(kinds, ref_template=SCHEMA_NAMES)
-    for kind in {struct for one in kinds for struct in _structs(one, set())}:
-        properties = components[kind.__name__]["properties"]
-        for name, declared in fields_of(kind).items():
-            for alias in (_meta(declared).extra or {}).get("also", ()):
-                properties[alias] = {**properties[name], "description": f"Another name of {name}."}
-    return list(schemas), components
+    extras = {
+        (struct, name): _meta(declared).extra or {}
+        for struct in {struct for one in kinds for struct in _structs(one, set())}
+        for name, declared in fields_of(struct).items()
+    }
+    shown = [one for extra in extras.values() for one in extra.get("shown", ())]
+    schemas, components = schema_components([*kinds, *shown], ref_template=SCHEMA_NAMES)
+    shown_schemas = iter(schemas[len(kinds) :])
+    for (struct, name), extra in extras.items():
+        properties = components[struct.__name__]["properties"]
+        if types := extra.get("shown"):
+            said = {key: properties[name][key] for key in ("description", "default") if key in properties[name]}
+            values = [next(shown_schemas) for _ in types]
+            if "default" in said:
+                values.append({"type": "null"})
+            properties[name] = said | (values[0] if len(values) == 1 else {"anyOf": values})
+        elif struct in kinds and properties[name].get("default") is not None:  # null counts as absent
+            properties[name] = _or_null(properties[name])
+        for alias in extra.get("also", ()):
+            properties[alias] = {**properties[name], "description": f"Another name of {name}."}
+    return list(schemas[: len(kinds)]), components
+
+
+def _or_null(schema: dict[str, Json]) -> dict[str, Json]:
+    """A schema that also allows null."""
+    said = {key: value for key, value in schema.items() if key in ("description", "default")}
+    values = {key: value for key, value in schema.items() if key not in said}
+    return said | {"anyOf": [*(values["anyOf"] if values.keys() == {"anyOf"} else [values]), {"type": "null"}]}
 
 
 def _structs(declared: Any, found: set[type[Struct]]) -> set[type[Struct]]:
@@ -235,7 +281,8 @@ def _structs(declared: Any, found: set[type[Struct]]) -> set[type[Struct]]:
         if declared not in found:
             found.add(declared)
             for part in fields_of(declared).values():
-                _structs(part, found)
+                for one in (part, *(_meta(part).extra or {}).get("shown", ())):
+                    _structs(one, found)
     else:
         for part in get_args(declared):
             _structs(part, found)
@@ -268,20 +315,24 @@ def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> InvalidInput:
         index = _first_misfit(value, parts[0])
         return _fault(value[index], parts[0], (*path, index), Meta())
     if isinstance(value, dict) and origin is dict and parts:
-        name = next(name for name, member in value.items() if not _fits(member, parts[1]))
-        return _fault(value[name], parts[1], (*path, name[:MAX_NAME]), Meta())
+        for name, member in value.items():
+            if not _fits(name, parts[0]):
+                return InvalidInput(path, *_limit(parts[0], _meta(parts[0]), name, "keys of "))
+            if not _fits(member, parts[1]):
+                return _fault(member, parts[1], (*path, name[:MAX_NAME]), Meta())
     if isinstance(value, dict) and _is_struct(kind):
         return _fault_of_object(value, kind, path)
     return _refused(path, meta, phrase(Annotated[kind, meta]), describe(value, quote=origin is Literal))
 
 
 def _fault_of_object(value: Mapping[str, Json], kind: type[Struct], path: Path) -> InvalidInput:
-    declared, tag = fields_of(kind), kind.__struct_config__.tag_field
+    declared, required, tag = fields_of(kind), _required(kind), kind.__struct_config__.tag_field
     if kind.__struct_config__.forbid_unknown_fields and not value.keys() <= {*declared, tag}:
         unknown = [name for name in value if name not in declared and name != tag]
         return unknown_fields(unknown, [*([tag] if tag else []), *declared], path)
     for name, part in declared.items():
-        if value.get(name) is None and not _fits(None, part) and (name in value or name in _required(kind)):
+        absent = name in required if name not in value else value[name] is None and not _fits(None, part)
+        if absent:
             return _refused((*path, name), _meta(part), phrase(part), "nothing")
         if name in value and not _fits(value[name], part):
             return _fault(value[name], part, (*path, name), Meta())
@@ -373,12 +424,14 @@ def phrase(declared: Any) -> str:
     return names.get(kind) or ("a list" if (get_origin(kind) or kind) is list else "an object")
 
 
-def _limit(declared: Any, meta: Meta, value: Json) -> tuple[str, str]:
-    """Noun phrases for the limit that a value of the right type does not meet, and for the value."""
+def _limit(declared: Any, meta: Meta, value: Json, kind: str = "") -> tuple[str, str]:
+    """Noun phrases for the limit that a value of the right type does not meet, and for the value. ``kind`` says more
+    about the value."""
     if isinstance(value, str | list | dict):
         if meta.max_length is None or len(value) <= meta.max_length:
             return phrase(declared), "an empty text" if value == "" else "an empty list"
-        return f"at most {meta.max_length} {'characters' if isinstance(value, str) else 'elements'}", str(len(value))
+        unit = "characters" if isinstance(value, str) else "keys" if isinstance(value, dict) else "elements"
+        return f"{kind}at most {meta.max_length} {unit}", str(len(value))
     if _bare(declared) is float and meta.ge is not None and meta.le is not None:
         return f"a number from {meta.ge:g} to {meta.le:g}", f"{value:g}"
     if meta.ge is not None and value < meta.ge:

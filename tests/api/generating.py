@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.api.open_streams import OpenStreams
+from hf_transformer.api.openapi import Documents
 from hf_transformer.api.service import Models, Service
 from hf_transformer.app.application import gateway, starlette_app
 from hf_transformer.core.limits import Admission, Limits
@@ -71,7 +72,7 @@ def template_of(tokenizer: Tokenizer, override: str | None = None) -> ChatTempla
 
 
 parsed = cache(yaml.load)
-"""A cached YAML parser: parsing the OpenAPI document takes longer than most tests."""
+"""A cached YAML parser: reading the OpenAPI document, and building that of a service, takes longer than most tests."""
 
 
 def application(service: Service, settings: GatewaySettings | None = None, *flags: str) -> AsgiApplication:
@@ -84,6 +85,7 @@ def application(service: Service, settings: GatewaySettings | None = None, *flag
     options = config(*flags)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", parsed)
+        patch.setattr(Documents, "body", lambda documents: b"")  # it is built when it is asked for, if it is
         inner = starlette_app(options, service, lifespan)
     return AsgiApplication(gateway(options, service, inner, settings or GatewaySettings()), inner)
 
@@ -290,7 +292,7 @@ class Exchange:
 @asynccontextmanager
 async def client_of(app: AsgiApplication) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application in this process."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", verify=False) as client:
         yield client
 
 

@@ -17,7 +17,9 @@ HEADER = "x-ignored-parameters"
 
 
 async def infer(made: ServedModel, body: Any, path: str = INFER) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made.app), base_url="http://service") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(made.app), base_url="http://service", verify=False
+    ) as client:
         return await client.post(path, json=body)
 
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from hf_transformer.api.documents import to_base64
 from hf_transformer.api.error_forms import render_error
-from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.completions import CompletionAnswer
 from hf_transformer.errors import (
     InvalidInput,
@@ -360,7 +360,7 @@ async def test_a_model_without_log_probabilities_of_prompts_says_so() -> None:
 
 
 def test_base64_is_little_endian_float32() -> None:
-    found = base64.b64decode(embeddings.to_base64(np.array([1, 9, -2, 9], ">f8")[::2]))
+    found = base64.b64decode(to_base64(np.array([1, 9, -2, 9], ">f8")[::2]))
     assert found.hex() == "0000803f" + "000000c0"
 
 

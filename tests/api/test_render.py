@@ -245,7 +245,7 @@ async def test_what_the_service_says_of_a_model_without_a_predictor() -> None:
         }
         about = (await client.get("/v1/models/gpt2/info")).json()
         assert (about["protocols"], about["examples"]) == ({}, [])
-        assert about["generation"] == {"chat": True, "tools": True, "max_new_tokens": None}
+        assert about["generation"] == {"chat": True, "tools": True, "max_new_tokens": None, "full_text": True}
         assert (await client.get("/v2/models/stats")).json()["model_stats"][0]["inference_count"] == 0
         document = (await client.get("/openapi.json")).json()
         posts = {path for path, item in document["paths"].items() if "post" in item and path != "/"}

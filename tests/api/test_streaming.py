@@ -215,7 +215,9 @@ async def client_of(serve: Any = serving, **options: Any) -> AsyncIterator[tuple
     limits = httpx.Limits(max_keepalive_connections=0)
     async with served_model(**options) as made, serve(made.app) as (_, port):
         url = f"http://{HOST}:{port}"
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=SECONDS, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=url, limits=limits, timeout=SECONDS, trust_env=False, verify=False
+        ) as client:
             yield made, client
 
 

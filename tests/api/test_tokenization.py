@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api.tokenize import PreparedText, check_ids, read_lists, read_tokenize, render
+from hf_transformer.api.tokenize import PreparedText, check_ids, read_lists, read_tokenize
+from hf_transformer.api.v1_tokenize import render
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask

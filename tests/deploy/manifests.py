@@ -19,6 +19,8 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
+from tests.support.chart import LOADER
+
 HERE = Path(__file__).parent
 DEPLOY = HERE.parents[1] / "deploy"
 STRING, OBJECT = {"type": "string"}, {"type": "object"}
@@ -185,19 +187,19 @@ def messages(document: dict[str, Any]) -> list[str]:
 
 def load(path: str) -> Any:
     """The document in a file under deploy/."""
-    return yaml.safe_load((DEPLOY / path).read_text())
+    return yaml.load((DEPLOY / path).read_text(), LOADER)
 
 
 def load_all(path: str) -> list[Any]:
     """The documents in a file under deploy/."""
-    return list(yaml.safe_load_all((DEPLOY / path).read_text()))
+    return list(yaml.load_all((DEPLOY / path).read_text(), LOADER))
 
 
 def documents() -> list[dict[str, Any]]:
     """All manifests."""
     paths = [*(DEPLOY / "kserve").glob("*.yaml"), *(DEPLOY / "kubernetes").rglob("*.yaml")]
     paths = [path for path in paths if path.stem != "kustomization"]
-    return [document for path in sorted(paths) for document in yaml.safe_load_all(path.read_text())]
+    return [document for path in sorted(paths) for document in yaml.load_all(path.read_text(), LOADER)]
 
 
 def damaged(document: Any, path: Sequence[str | int], value: Any) -> Any:

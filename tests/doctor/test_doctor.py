@@ -208,6 +208,7 @@ def test_a_check_comes_after_those_that_it_needs() -> None:
         assert check.name not in seen
         assert seen.issuperset(check.needs)
         seen.add(check.name)
+    assert seen
 
 
 def entry(state: str, reason: str = "", name: str = "bert") -> RepositoryEntry:

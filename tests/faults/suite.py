@@ -55,7 +55,7 @@ def probing(service: Service) -> Iterator[Probes]:
 
     def status(path: str) -> int:
         try:
-            return httpx.get(f"{service.url}{path}", timeout=10.0, trust_env=False).status_code
+            return httpx.get(f"{service.url}{path}", timeout=10.0, trust_env=False, verify=False).status_code
         except httpx.TransportError:
             return 0
 

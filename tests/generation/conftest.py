@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import pytest_asyncio
 
 from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.masks import Sandbox
@@ -30,10 +31,16 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def children() -> AsyncIterator[ChildPool]:
+    """Starting its processes takes longer than most tests. Those that use it run in the module's event loop."""
+    async with ChildPool() as made:
+        yield made
+
+
 @pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with ChildPool() as children:
-        yield Sandbox(children)
+def sandbox(children: ChildPool) -> Sandbox:
+    return Sandbox(children)
 
 
 @pytest.fixture

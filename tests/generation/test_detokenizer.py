@@ -47,7 +47,7 @@ def assert_text_of_all(tokenizer: Tokenizer, auto: Any, ids: list[int], continue
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in FALLBACK])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(numbers=st.lists(st.integers(0, 2**16), max_size=60), continued=st.booleans())
 def test_pieces_of_any_ids_equal_the_decoded_text(
     tokenizers: Tokenizers, name: str, numbers: list[int], continued: bool
@@ -70,7 +70,7 @@ characters = st.text(st.characters(codec="utf-8"), max_size=3)
 
 
 @pytest.mark.parametrize("name", [*FALLBACK])
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(parts=st.lists(characters | st.integers(0, 2**16), max_size=30), continued=st.booleans())
 def test_pieces_of_byte_fallback_tokens_equal_the_decoded_text(
     tokenizers: Tokenizers, name: str, parts: list[str | int], continued: bool

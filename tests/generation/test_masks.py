@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, TooManyRequests
 from hf_transformer.generation.children import ChildPool
@@ -28,6 +29,9 @@ from hf_transformer.types.tensors import Array, ModelSpec, Tensor, TensorSpec
 from tests.generation.hostile_constraints import COMPILED
 from tests.generation.scripted_models import settings, steps
 from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
+
+# One event loop, since the tests share the processes of `children`.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCHEMA = {
     "type": "object",
@@ -321,18 +325,23 @@ async def test_a_text_gives_its_memory_back(gpt2: Tokenizer, executor: ThreadPoo
     assert sandbox.memory.used == used
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def strict() -> AsyncIterator[ChildPool]:
+    async with ChildPool(1, seconds=0.5) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", COMPILED)
 async def test_hostile_constraints_are_answered_or_refused_with_a_sentence(
-    gpt2: Tokenizer, executor: ThreadPoolExecutor, name: str
+    gpt2: Tokenizer, executor: ThreadPoolExecutor, strict: ChildPool, name: str
 ) -> None:
-    async with ChildPool(1, seconds=0.5) as children:
-        made = Constrained(gpt2, executor, Sandbox(children))
-        try:
-            await made.steps(Constraint.of(*COMPILED[name]), max_tokens=40, names={"constraint": "response_format"})
-        except (InvalidInput, TooLarge) as error:
-            assert error.path == ("parameters", "response_format")
-            assert "non-verbose" not in str(error) and "NoExtension" not in str(error)
-        assert made.sandbox.memory.used < 40 << 20
+    made = Constrained(gpt2, executor, Sandbox(strict))
+    try:
+        await made.steps(Constraint.of(*COMPILED[name]), max_tokens=40, names={"constraint": "response_format"})
+    except (InvalidInput, TooLarge) as error:
+        assert error.path == ("parameters", "response_format")
+        assert "non-verbose" not in str(error) and "NoExtension" not in str(error)
+    assert made.sandbox.memory.used < 40 << 20
 
 
 async def test_a_constraint_that_no_text_meets_is_refused_before_the_first_token(

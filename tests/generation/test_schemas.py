@@ -17,6 +17,9 @@ from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.schemas import HOSTILE, ordinary
 from tests.generation.test_masks import Constrained
 
+# One event loop, since the tests share the processes of `children`.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 COUNT, PARTS = 200, 4
 MOST_SECONDS = 60.0
 """Far above what any schema takes; without bounds some take hours."""
@@ -56,5 +59,5 @@ async def test_hostile_schemas_are_refused_or_answered_in_bounded_time(
     assert len(error) < 700
 
 
-def test_there_are_at_least_40_hostile_schemas() -> None:
+async def test_there_are_at_least_40_hostile_schemas() -> None:
     assert len(HOSTILE) >= 40

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.children import ChildPool
@@ -18,6 +20,9 @@ from hf_transformer.generation.verification import BrokenForm, Verifier
 from hf_transformer.observability.metrics import Metrics
 from tests.generation.hostile_constraints import VALIDATED
 from tests.generation.scripted import PipelineHarness, text_of
+
+# One event loop, since the tests share the processes of `children`.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x+x+)+y$"}}, "required": ["a"]}
@@ -96,16 +101,21 @@ async def test_what_cannot_be_verified_is_refused_first(
     assert not generator.asked
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def strict() -> AsyncIterator[ChildPool]:
+    async with ChildPool(1, seconds=0.5) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", VALIDATED)
-async def test_a_text_that_takes_too_long_to_validate_is_413(name: str) -> None:
+async def test_a_text_that_takes_too_long_to_validate_is_413(strict: ChildPool, name: str) -> None:
     schema, text = VALIDATED[name]
-    async with ChildPool(1, seconds=0.3) as children:
-        verifier, constraint = Verifier(children), Constraint.of("json_schema", schema)
-        await verifier.prepare(constraint, ("response_format",))
-        with pytest.raises(TooLarge, match="expected a constraint that takes at most") as caught:
-            await verifier.verify(constraint, text, ("response_format",))
-        assert caught.value.path == ("response_format",)
-        await verifier.verify(Constraint.of("json_schema", SCHEMA), '{"a": 1}', ())
+    verifier, constraint = Verifier(strict), Constraint.of("json_schema", schema)
+    await verifier.prepare(constraint, ("response_format",))
+    with pytest.raises(TooLarge, match="expected a constraint that takes at most") as caught:
+        await verifier.verify(constraint, text, ("response_format",))
+    assert caught.value.path == ("response_format",)
+    await verifier.verify(Constraint.of("json_schema", SCHEMA), '{"a": 1}', ())
 
 
 SECRET = "secret-of-a-client"
@@ -210,7 +220,7 @@ async def test_no_schema_makes_the_service_open_an_address(sandbox: Sandbox) -> 
             assert not asked, name
 
 
-def test_validation_retrieves_nothing_even_outside_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_validation_retrieves_nothing_even_outside_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry alone holds, without the child's limits."""
     opened: list[object] = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *request, **options: opened.append(request))

@@ -80,7 +80,9 @@ def test_a_generative_model_is_measured_by_tokens(
 ) -> None:
     found = printed(capsys, f"--url={serve('gpt2_past', 'grpc-v2').url}", "--max_tokens=4", *api)
     head = "connections  requests/s" if api else "streams  streams/s"
-    for row in rows(found, head):
+    table = rows(found, head)
+    assert [row[0] for row in table] == ["1", "3"]
+    for row in table:
         assert row[-1] == "0"
         if not api:  # up to four tokens of each stream
             assert 0 < float(row[2].replace(",", "")) <= 4.1 * float(row[1].replace(",", ""))

@@ -68,10 +68,8 @@ COLD: dict[str, tuple[str, Callable[[], AbstractContextManager[str]]]] = {
     "REST, nothing listens": ("v2", refusing),
     "gRPC, nothing listens": ("grpc-v2", refusing),
     "REST, no such host": ("v2", lambda: nullcontext(DNS)),
-    "gRPC, no such host": ("grpc-v2", lambda: nullcontext(DNS)),
-    "REST, no answer": ("v2", silent),
     "gRPC, no answer": ("grpc-v2", silent),
-    **{f"REST, {status}": ("v2", partial(answering, status)) for status in (200, 400, 404, 500, 502, 503, 504)},
+    **{f"REST, {status}": ("v2", partial(answering, status)) for status in (200, 404, 503)},
     "gRPC, another protocol": ("grpc-v2", partial(answering, 404)),
 }
 
@@ -157,4 +155,4 @@ def check_away(service: Service, ready: dict[str, int]) -> None:
 def change_models(predictor: LocalTriton, action: str) -> None:
     for model in MODELS:
         url = f"http://{predictor.http_address}/v2/repository/models/{model}/{action}"
-        httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
+        httpx.post(url, timeout=60.0, trust_env=False, verify=False).raise_for_status()

@@ -213,6 +213,8 @@ def bodies(response: httpx.Response, content_type: str) -> list[Any]:
 
 
 def calls(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Method, path and description of each operation."""
+    assert document["paths"]
     for path, item in document["paths"].items():
         for method, operation in item.items():
             if method != "parameters":
@@ -238,12 +240,13 @@ def test_every_example_is_answered_as_described(service: Service, document: dict
             validate(document, operation, response)
 
 
+@pytest.mark.parametrize("task", FORMS)
 def test_answers_in_every_form_are_described(service: Service, document: dict[str, Any], task: str) -> None:
     operation = document["paths"][f"/v1/models/{service.model}:predict"]["post"]
     example = examples(operation)[0]
     content = operation["requestBody"]["content"]["application/json"]
     request = {**content["schema"], "components": document["components"]}
-    for parameters in FORMS.get(task, ()):
+    for parameters in FORMS[task]:
         body = {**example, "parameters": parameters}
         Draft202012Validator(request).validate(body)
         response = service.post(body)
@@ -320,6 +323,7 @@ WRONG_NAMES: list[Any] = [{}, [], 5, True, ["bert"]]
 def test_a_model_that_is_no_string_is_refused(service: Service, document: dict[str, Any]) -> None:
     """Also by APIs in which the only model answers under every name."""
     named = 0
+    model: Any
     for method, path, operation in calls(document):
         if f"/{service.model}" in path or path == "/v2/repository/index":  # the path has the model, or none is chosen
             continue

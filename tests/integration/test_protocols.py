@@ -316,7 +316,7 @@ def test_messages_over_a_limit_are_refused_and_not_inflated(serve: Serve) -> Non
 
 
 def test_without_grpc_its_library_is_not_loaded(serve: Serve) -> None:
-    with serve.own("bert", "v2", "--enable_grpc=false") as service:
+    with serve.own("bert", "v2", "--enable_grpc=false", forked=False) as service:
         service.wait_until("/")
         assert "grpc" not in service.log
         assert "cygrpc" not in Path(f"/proc/{service.process.pid}/maps").read_text()

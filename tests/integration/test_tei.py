@@ -345,8 +345,8 @@ def test_left_truncation_keeps_the_end(serve: Serve) -> None:
     assert close(same[0], same[1]) and not close(differ[0], differ[1])
 
 
-@pytest.mark.parametrize("name", ["other", "BAAI/bge-small-en-v1.5", "", 5, ["x"]], ids=repr)
-def test_the_only_model_answers_under_every_name(serve: Serve, name: Any) -> None:
+@pytest.mark.parametrize("name", ["other", "BAAI/bge-small-en-v1.5", ""], ids=repr)
+def test_the_only_model_answers_under_every_name(serve: Serve, name: str) -> None:
     service = serve("minibert_mean")
     for path in ("/embed", "/", "/invocations", "/similarity"):
         body = {"inputs": SIMILAR if path == "/similarity" else TEXTS}

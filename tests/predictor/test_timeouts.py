@@ -21,7 +21,7 @@ async def wait(timeouts: SharedTimeouts, seconds: float, then: float = 60.0) -> 
 
 async def test_each_task_has_its_own_deadline() -> None:
     timeouts = SharedTimeouts()
-    calls = [wait(timeouts, 0.02), wait(timeouts, 0.03), wait(timeouts, 30.0, 0.0), wait(timeouts, 30.0, 0.1)]
+    calls = [wait(timeouts, 0.02), wait(timeouts, 0.03), wait(timeouts, 2.0, 0.0), wait(timeouts, 2.0, 0.1)]
     assert await asyncio.gather(*calls) == ["late", "late", "in time", "in time"]
     assert not timeouts.scopes
     assert await wait(timeouts, 0.02) == "late", "after the others have ended"

@@ -11,6 +11,8 @@ import helm_python
 import yaml
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser, where PyYAML has it: it is eight times as fast."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Rendered:
 
 def values_of(file: str) -> dict[str, Any]:
     """The values of a file in the chart's folder."""
-    values: dict[str, Any] = yaml.safe_load((CHART / file).read_text(encoding="utf-8"))
+    values: dict[str, Any] = yaml.load((CHART / file).read_text(encoding="utf-8"), LOADER)
     return values
 
 
@@ -66,4 +68,4 @@ def render(values: Mapping[str, Any], name: str = "hf-transformer", namespace: s
         files = chart.render(dict(values), name=name, namespace=namespace)
     notes = files.pop("hf-transformer/templates/NOTES.txt")
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-    return Rendered([one for text in texts for one in yaml.safe_load_all(text) if one], notes)
+    return Rendered([one for text in texts for one in yaml.load_all(text, LOADER) if one], notes)

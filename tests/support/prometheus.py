@@ -47,7 +47,7 @@ class Prometheus:
         command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
         variables = {"PATH": os.environ["PATH"], "HOME": str(folder)}
         self.process = ChildProcess([*command, f"--web.listen-address={HOST}:0"], variables, folder / "log")
-        self.client = httpx.Client(timeout=60.0, trust_env=False)
+        self.client = httpx.Client(timeout=60.0, trust_env=False, verify=False)
 
     def __enter__(self) -> Self:
         try:

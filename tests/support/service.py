@@ -15,6 +15,7 @@ import httpx
 
 from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
 from tests.support.described import check_answer
+from tests.support.forking import ForkedProcess
 
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
 GRPC_LISTENING = re.compile(r"listening on grpcs?://[\d.]+:(\d+)")
@@ -27,19 +28,34 @@ START_SECONDS = 30.0
 
 
 class Service:
-    """A process of ``python -m hf_transformer`` with these flags, ended by its context manager."""
+    """A process of ``python -m hf_transformer`` with these flags, ended by its context manager.
 
-    def __init__(self, *flags: str, environ: dict[str, str] | None = None, python: str = sys.executable) -> None:
+    It is forked from a process that has imported the package (tests/support/forking.py), unless it has variables or
+    workers of its own, or a test is about the process: ``forked=False``.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        environ: dict[str, str] | None = None,
+        python: str = sys.executable,
+        forked: bool = True,
+    ) -> None:
         self.flags = flags
         self._port = 0
         self._folder = tempfile.TemporaryDirectory(prefix="hf-transformer-test-")
         variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
-        command = [python, "-W", "error", "-m", "hf_transformer", f"--host={HOST}", "--http_port=0", "--grpc_port=0"]
-        self.process = ChildProcess([*command, *flags], variables, Path(self._folder.name) / "log")
-        # No pooling: a test must not reuse a connection that another test broke.
+        log, flags = Path(self._folder.name) / "log", (f"--host={HOST}", "--http_port=0", "--grpc_port=0", *flags)
+        self.process = (
+            ForkedProcess(flags, variables, log)
+            if forked and environ is None and python == sys.executable and not re.search(" --workers", " ".join(flags))
+            else ChildProcess([python, "-W", "error", "-m", "hf_transformer", *flags], variables, log)
+        )
+        # No pooling: a test must not reuse a connection that another test broke. No TLS: reading the certificates of
+        # authorities takes longer than a request.
         limits = httpx.Limits(max_keepalive_connections=0)
         hooks = {"response": [check_answer]}
-        self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False, event_hooks=hooks)
+        self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False, verify=False, event_hooks=hooks)
 
     @property
     def port(self) -> int:

@@ -71,5 +71,6 @@ def test_the_demo_models_tell_their_true_size(model: str) -> None:
 
 def test_every_task_has_a_picture_and_a_purpose() -> None:
     drawn = (PLAYGROUND.folder / "tasks.svg").read_text()
+    assert ALL_TASKS
     for task, _ in ALL_TASKS:
         assert f'<g id="{task.name}"' in drawn and task.purpose[0].isupper()

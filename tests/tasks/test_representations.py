@@ -131,7 +131,9 @@ def test_the_self_score_of_bge_m3s_documentation() -> None:
 
 def test_colbert_with_fewer_dimensions_has_a_fixed_number_of_vectors_per_query(load: Any) -> None:
     loaded = load("colbert", "token_vectors")
-    for case in (case for case in CASES.values() if case["model"] == "colbert"):
+    cases = [case for case in CASES.values() if case["model"] == "colbert"]
+    assert {case["input_type"] for case in cases} == {"query", "document"}
+    for case in cases:
         vectors = run(loaded, case, {"input_type": case["input_type"], "dimensions": 4})
         skipped = sum(FILES["colbert"]["tokenizer.json"]["model"]["vocab"].get(c, 0) in case["ids"] for c in "!?.,;")
         assert vectors.shape[1] == 4 and np.linalg.norm(vectors, axis=1) == pytest.approx(1)

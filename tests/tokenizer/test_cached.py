@@ -69,7 +69,7 @@ def outcome(engine: Engine, texts: Sequence[TextInput], options: Tokenization) -
 
 
 @every_backend
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_input_has_the_encodings_of_the_library_whatever_was_asked_before(name: str, data: st.DataObject) -> None:
     texts = any_texts(vocabulary(name))

@@ -55,7 +55,7 @@ def shortens(name: str, text: TextInput, options: Tokenization, first_prefix: in
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_a_prefix_gives_the_tokens_of_the_whole_text(name: str, data: st.DataObject) -> None:
     texts = st.lists(any_texts(vocabulary(name)), min_size=1, max_size=8)

@@ -40,7 +40,7 @@ every_backend = pytest.mark.parametrize("name", BACKENDS)
 
 @pytest.mark.slow
 @every_backend
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_text_has_the_encoding_of_the_library(name: str, data: st.DataObject) -> None:
     texts = data.draw(st.lists(any_texts(vocabulary(name)), min_size=1, max_size=4))

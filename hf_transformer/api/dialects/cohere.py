@@ -16,65 +16,106 @@ https://docs.cohere.com/reference/rerank
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
 
+from msgspec import Meta, Struct
+
+from hf_transformer.api.bodies import ModelBody, rename_fields
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import (
-    aliased,
-    move_if_present,
+from hf_transformer.api.dialects.routes import typed_route
+from hf_transformer.api.documents import (
+    INSTANCE,
+    Content,
+    Documents,
+    Ranked,
+    RankQuery,
     read_content,
+    read_ranking,
+    render_meta,
+    render_results,
+    to_base64,
+)
+from hf_transformer.api.error_forms import render_message
+from hf_transformer.api.errors import expect_types
+from hf_transformer.api.responses import reply_arrays
+from hf_transformer.api.retrieval import (
+    TRUNCATES,
+    Dimensions,
+    MaxTokens,
+    Purpose,
+    Truncate,
+    Unused,
     read_purpose,
-    read_strings,
-    read_truncation,
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body
-from hf_transformer.api.error_forms import render_message
-from hf_transformer.api.errors import expect
-from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import IgnoredField
-from hf_transformer.api.openai.rerank import INSTANCE, read_query, render_meta, render_results
-from hf_transformer.api.responses import reply_arrays
-from hf_transformer.api.service import Service
+from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, off_loop
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.quantization import BYTES, quantize
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES, TextEmbedding
+from hf_transformer.types.fields import NO_EFFECT, Form, Natural, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
-from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
-TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
-"""The values of ``embedding_types``."""
-PRIORITY, MOST = "priority", 999
-"""A field without effect, since the service has no priorities, and its highest value."""
-EMBED = ("texts", "input_type", "embedding_types", "truncate", PRIORITY)
-EMBED_V2 = (*EMBED, "inputs", "output_dimension", "max_tokens")
-RERANK = ("query", "documents", "top_n", "max_tokens_per_doc", "return_documents", PRIORITY)
+VectorType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+Priority: TypeAlias = Annotated[Annotated[float, Meta(ge=0, le=999)] | None, NO_EFFECT]
+STRING = frozenset((str,))
 BITS = 8
 """Components in a byte of binary and ubinary."""
 
 
-async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, version: str) -> Response:
+class CohereEmbedRequest(ModelBody, kw_only=True):
+    texts: Annotated[NonEmpty[Json] | None, about("The texts.", expected="a list of texts", shown=(NonEmpty[str],))] = (
+        None
+    )
+    input_type: Purpose = None
+    embedding_types: Annotated[
+        VectorType | NonEmpty[VectorType] | None, about("Types of vectors in the answer; floats by default.")
+    ] = None
+    truncate: Annotated[Truncate, about("The end that is cut off a long text, or NONE to refuse it.")] = "END"
+    images: Annotated[Json, only([], because="the model reads texts")] = None
+    priority: Priority = None
+
+
+class CohereEmbedV2Request(CohereEmbedRequest):
+    inputs: Annotated[
+        list[Json] | None,
+        about("Texts in parts.", expected="a list of objects", instead_of="texts", shown=(list[Content],)),
+    ] = None
+    output_dimension: Dimensions = None
+    max_tokens: MaxTokens = None
+
+
+class CohereRerankRequest(ModelBody):
+    query: RankQuery
+    documents: Documents
+    top_n: Annotated[Positive | None, about("Documents in the answer; all by default.", parameter="top_n")] = None
+    max_tokens_per_doc: Annotated[Natural | None, about("Maximum length of a document; 0 for no limit.")] = None
+    return_documents: Annotated[
+        bool | None, about("The documents in the answer; without by default.", parameter="return_documents")
+    ] = None
+    user: Unused = None
+    priority: Priority = None
+
+
+EMBED, EMBED_V2, RERANK = Form(CohereEmbedRequest), Form(CohereEmbedV2Request), Form(CohereRerankRequest)
+
+
+async def embed(service: Service, call: Call, model: Model, body: CohereEmbedRequest) -> Response:
     """Answers with vectors by type; in version 1 with bare vectors unless the request has ``embedding_types``."""
-    known = EMBED if version == "1" else EMBED_V2
-    tasks, ignored = (TextEmbedding.name,), (IgnoredField("images", (), ([],), "the model reads texts"),)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=ignored)
-    parameters.number(PRIORITY, 0, 0, MOST)
+    version = "2" if isinstance(body, CohereEmbedV2Request) else "1"
     require_representation(model, DENSE)
-    field, texts = _read_texts(parameters, call.budget)
-    types = _read_types(parameters)
-    options = unit_length(model) | move_if_present(parameters, "max_tokens", output_dimension="dimensions")
-    options |= read_truncation(parameters, default="END")
-    options |= read_purpose(parameters, "input_type", model)
-    call.context.field_names = TOP_LEVEL.then(aliased(parameters, ALIASES))
+    field, texts = _read_texts(body, call.budget)
+    types = _read_types(body.embedding_types)
+    options = unit_length(model) | TRUNCATES[body.truncate]
+    options |= EMBED_V2.options(body) if isinstance(body, CohereEmbedV2Request) else {}
+    options |= read_purpose(body.input_type, model, call.context)
     answers = await model.predict(Query(texts, options, name=field), call.context)
-    vectors, floats = answers.predictions, version == "1" and "embedding_types" not in parameters
+    vectors, floats = answers.predictions, version == "1" and body.embedding_types is None
     call.budget.hold(sum(vector.size for vector in vectors) * (len(types) - 1) * NUMBER_BYTES, "embedding_types")
     cost = len(vectors) * len(vectors[0]) * len(types) // VALUES_PER_TOKEN
     answer = {
@@ -87,26 +128,21 @@ async def embed(service: Service, call: Call, payload: Mapping[str, Json], *, ve
     return await reply_arrays({**answer, "meta": render_meta(answers, version)}, call.context, service.executor)
 
 
-ALIASES = {"dimensions": ("output_dimension",), "prompt_name": ("input_type",)}
-"""Cohere's fields for the task's parameters."""
-
-
-def _read_texts(parameters: Parameters, budget: RequestBudget) -> tuple[str, list[str]]:
+def _read_texts(body: CohereEmbedRequest, budget: RequestBudget) -> tuple[str, list[str]]:
     """Returns the field of the texts, and the texts: ``texts``, or the parts of ``inputs``. Raises InvalidInput."""
-    if parameters.one_of("texts", "inputs") != "inputs":
-        return "texts", read_strings("texts", parameters.get("texts"), budget)
-    inputs = expect(parameters.get("inputs"), list, "inputs", "a list of objects")
-    budget.few("inputs", inputs)
-    return "inputs", [read_content(item, ("inputs", index)) for index, item in enumerate(inputs)]
+    if isinstance(body, CohereEmbedV2Request) and body.inputs is not None:
+        budget.few("inputs", body.inputs)
+        return "inputs", [read_content(item, ("inputs", index)) for index, item in enumerate(body.inputs)]
+    if body.texts is None:
+        raise InvalidInput("texts", "a list of texts", "nothing")
+    budget.few("texts", body.texts)
+    expect_types(body.texts, STRING, "texts", "a string")
+    return "texts", body.texts
 
 
-def _read_types(parameters: Parameters) -> list[str]:
-    """Returns ``embedding_types``, floats by default. Raises InvalidInput for an unknown one."""
-    types = parameters.strings("embedding_types") or ["float"]
-    for name in types:
-        if name not in TYPES:
-            raise InvalidInput("embedding_types", f"a list of {', '.join(TYPES)}", repr(name[:40]))
-    return list(dict.fromkeys(types))
+def _read_types(types: VectorType | list[VectorType] | None) -> list[str]:
+    """Returns ``embedding_types``, each once, floats by default."""
+    return list(dict.fromkeys([types] if isinstance(types, str) else types or ["float"]))
 
 
 def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Json]]:
@@ -130,25 +166,42 @@ def by_type(vectors: Sequence[Array], types: Sequence[str]) -> dict[str, list[Js
     return embeddings
 
 
-async def rerank_v2(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+async def rerank_v2(service: Service, call: Call, model: Model, body: CohereRerankRequest) -> Response:
     """Answers /v2/rerank, without the documents unless the request asks for them. Only documents are truncated."""
-    tasks, ignored = (Rerank.name,), (IgnoredField("user", ()),)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=RERANK, ignored=ignored)
-    parameters.number(PRIORITY, 0, 0, MOST)
-    defaults: dict[str, Json] = {"truncation": True} if model.task.settings.on_overflow == "error" else {}
-    query = read_query(parameters, call.budget, truncate_document=True, **defaults)
-    call.context.field_names = INSTANCE
+    options: dict[str, Json] = {"output_format": "kserve", "truncate_document": True, **RERANK.options(body)}
+    if model.task.settings.on_overflow == "error":
+        options["truncation"] = True
+    if body.max_tokens_per_doc:
+        options["max_tokens_per_doc"] = body.max_tokens_per_doc
+    query = Query([read_ranking(body.query, body.documents, call.budget)], options, name="documents")
+    rename_fields(call.context, INSTANCE)
     answers = await model.predict(query, call.context)
-    results = render_results(answers, parameters)
+    results = render_results(answers, body.documents)
     answer = {"id": call.context.request_id, "results": results, "meta": render_meta(answers, "2", searches=1)}
     return await reply_arrays(answer, call.context, service.executor)
 
 
-ROUTES = tuple(
-    DialectRoute(path=path, dialect="cohere", handle=handle, render_error=render_message)
-    for path, handle in (
-        ("/v1/embed", partial(embed, version="1")),
-        ("/v2/embed", partial(embed, version="2")),
-        ("/v2/rerank", rerank_v2),
-    )
+# Answers
+
+
+class CohereEmbeddings(Struct):
+    id: str
+    response_type: Literal["embeddings_floats", "embeddings_by_type"]
+    texts: list[str]
+    embeddings: Annotated[
+        Json, about("Vectors, or lists of them by type.", shown=(list[list[float]], dict[str, list[Json]]))
+    ]
+    meta: dict[str, Json]
+
+
+class CohereRanking(Struct):
+    id: str
+    results: list[Ranked]
+    meta: dict[str, Json]
+
+
+ROUTES = (
+    typed_route("/v1/embed", "cohere", EMBED, (TextEmbedding.name,), embed, render_message, CohereEmbeddings),
+    typed_route("/v2/embed", "cohere", EMBED_V2, (TextEmbedding.name,), embed, render_message, CohereEmbeddings),
+    typed_route("/v2/rerank", "cohere", RERANK, (Rerank.name,), rerank_v2, render_message, CohereRanking),
 )

@@ -8,44 +8,56 @@ Source: https://api.jina.ai/redoc#tag/multi-vector
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from hf_transformer.api.bodies import read_texts, usage
+from hf_transformer.api.bodies import TEXTS_OR_IDS, read_texts, usage
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import (
-    TRUNCATION_FIELDS,
-    move_if_present,
+from hf_transformer.api.dialects.routes import typed_route
+from hf_transformer.api.documents import TextObject, VectorList, plain_texts, to_base64
+from hf_transformer.api.error_forms import render_detail
+from hf_transformer.api.responses import reply_arrays
+from hf_transformer.api.retrieval import (
+    Dimensions,
+    LongTextBody,
+    Precision,
+    Purpose,
+    Unused,
     read_precision,
     read_purpose,
     read_truncation,
     require_representation,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body
-from hf_transformer.api.error_forms import render_detail
-from hf_transformer.api.openai.embeddings import plain_texts, to_base64
-from hf_transformer.api.openai.fields import IgnoredField
-from hf_transformer.api.responses import reply_arrays
-from hf_transformer.api.service import Service
+from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path
 from hf_transformer.tasks.text_embedding import MULTI_VECTOR, TextEmbedding
+from hf_transformer.types.fields import Form, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query
 
-FIELDS = ("input", "input_type", "embedding_type", "dimensions", *TRUNCATION_FIELDS)
+
+class MultiVectorRequest(LongTextBody):
+    input: Annotated[
+        str | NonEmpty[Json],
+        about("A text or a list of texts.", expected=TEXTS_OR_IDS, shown=(str, NonEmpty[str | TextObject])),
+    ]
+    input_type: Purpose = None
+    embedding_type: Annotated[Precision | Literal["base64"] | None, about("The type of a vector's numbers.")] = None
+    dimensions: Dimensions = None
+    user: Unused = None
 
 
-async def multi_vector(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+MULTI_VECTORS = Form(MultiVectorRequest)
+
+
+async def multi_vector(service: Service, call: Call, model: Model, body: MultiVectorRequest) -> Response:
     """Returns the vectors of each text's tokens."""
-    tasks, ignored = (TextEmbedding.name,), (IgnoredField("user", ()),)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=ignored)
     require_representation(model, MULTI_VECTOR)
-    texts, _ = read_texts(("input",), plain_texts(parameters.get("input"), call.budget), call.budget, _refuse_ids)
-    options: dict[str, Json] = {"representations": MULTI_VECTOR, **read_truncation(parameters)}
-    options |= move_if_present(parameters, "dimensions")
-    options |= read_purpose(parameters, "input_type", model)
-    base64 = parameters.get("embedding_type") == "base64"
+    texts, _ = read_texts(("input",), plain_texts(body.input, call.budget), call.budget, _refuse_ids)
+    options: dict[str, Json] = {"representations": MULTI_VECTOR, **MULTI_VECTORS.options(body), **read_truncation(body)}
+    options |= read_purpose(body.input_type, model, call.context)
+    base64 = body.embedding_type == "base64"
     if not base64:
-        options |= read_precision(parameters, "embedding_type")
+        options |= read_precision(body.embedding_type)
     answers = await model.predict(Query(texts, options, name="input"), call.context)
     data = []
     for index, prediction in enumerate(answers.predictions):
@@ -60,4 +72,8 @@ def _refuse_ids(ids: list[Json], path: Path) -> Json:
     raise InvalidInput(path, "text", "token ids")
 
 
-ROUTES = (DialectRoute(path="/v1/multi-vector", dialect="jina", handle=multi_vector, render_error=render_detail),)
+ROUTES = (
+    typed_route(
+        "/v1/multi-vector", "jina", MULTI_VECTORS, (TextEmbedding.name,), multi_vector, render_detail, VectorList
+    ),
+)

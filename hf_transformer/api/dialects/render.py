@@ -20,7 +20,6 @@ import orjson
 
 from hf_transformer.api.bodies import choose_model, read_texts
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import TRUNCATE_PROMPT_TOKENS
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
@@ -39,6 +38,7 @@ from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
+TRUNCATE_PROMPT_TOKENS = "truncate_prompt_tokens"
 Kind = tuple[type | UnionType, str]
 NUMBER: Final[Kind] = (int | float, "a number")
 COUNT: Final[Kind] = (int, "a whole number")

@@ -9,8 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from hf_transformer.api.bodies import choose_model
+from msgspec import Struct
+
+from hf_transformer.api.bodies import ModelBody, OpenModelBody, choose_model
+from hf_transformer.api.bodies import read_body as read_typed_body
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
 from hf_transformer.api.error_forms import status_of
@@ -22,6 +26,7 @@ from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.fields import Form
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json
@@ -31,6 +36,8 @@ ALL = tuple(dict.fromkeys(task.name for task, _ in ALL_TASKS))
 """The names of all tasks; PREDICTIVE without those that generate text."""
 
 Handler = Callable[[Service, Call, Mapping[str, Json]], Awaitable[Response]]
+Kind = TypeVar("Kind", bound=ModelBody | OpenModelBody)
+TypedHandler: TypeAlias = Callable[[Service, Call, Model, Kind], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +50,10 @@ class DialectRoute:
         handle: answers a request; the third argument is the body, an object.
         render_error: renders the dialect's error body.
         status: returns the dialect's HTTP status of an error.
-        fields: the required fields. Where several routes share a path, a body with all of them is this dialect's.
+        form: the type of the body. Where several routes share a path, a body with all required fields of this type is
+            this dialect's.
+        tasks: the names of the tasks whose models answer.
+        answers: the types of the answer's body, which has one of them; none for an answer of any type.
     """
 
     path: str
@@ -51,11 +61,44 @@ class DialectRoute:
     handle: Handler
     render_error: RenderError
     status: Callable[[RequestError], int] = status_of
-    fields: frozenset[str] = frozenset()
+    form: Form[Any] | None = None
+    tasks: Sequence[str] = ()
+    answers: Sequence[Any] = ()
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The required fields of the body."""
+        return frozenset() if self.form is None else self.form.required
 
 
 Table = Mapping[str, Sequence[DialectRoute]]
 """The routes by path."""
+
+
+def typed_route(
+    path: str,
+    dialect: str,
+    form: Form[Kind],
+    tasks: Sequence[str],
+    handle: TypedHandler[Kind],
+    render_error: RenderError,
+    answer: Any,
+) -> DialectRoute:
+    """Returns a route whose handler gets the model and the typed body."""
+
+    async def read_and_handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+        model, body = read_typed_body(service, call, form, tasks)
+        return await handle(service, call, model, body)
+
+    return DialectRoute(
+        path=path,
+        dialect=dialect,
+        handle=read_and_handle,
+        render_error=render_error,
+        form=form,
+        tasks=tasks,
+        answers=(answer,),
+    )
 
 
 def by_path(routes: Iterable[DialectRoute]) -> Table:
@@ -115,6 +158,23 @@ def read_body(
     names = {field.name: field for field in ignored}
     parameters = read_fields(payload, ("model", *known, *names), names)
     return choose_model(service, call, parameters.get("model"), tasks), parameters
+
+
+class ListUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+
+
+class ItemList(Struct):
+    """An answer of vLLM's APIs, see ``listed``."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[dict[str, Json]]
+    usage: ListUsage
 
 
 async def listed(

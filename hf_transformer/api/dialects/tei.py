@@ -21,24 +21,38 @@ https://huggingface.co/docs/inference-providers/tasks/index
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from hf_transformer.api.bodies import choose_model
+from hf_transformer.api.bodies import choose_model, rename_fields
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import representations, require_representation
 from hf_transformer.api.dialects.routes import ALL, PREDICTIVE, DialectRoute
 from hf_transformer.api.dialects.tei_form import (
-    NAMES,
-    TRUNCATION,
+    TeiDecodeRequest,
+    TeiEmbedAllRequest,
+    TeiEmbedRequest,
+    TeiKindRequest,
+    TeiLabel,
+    TeiPredictions,
+    TeiPredictRequest,
+    TeiPrompt,
+    TeiRank,
+    TeiRerankRequest,
+    TeiSimilarityRequest,
+    TeiToken,
+    TeiTokenizeRequest,
+    TeiVertexRequest,
+    TeiWeight,
     byte_spans,
     characters,
     compute_headers,
+    read,
     read_inputs,
-    read_parameters,
+    read_options,
     read_sequences,
-    read_text,
+    read_strings,
     render_error,
     sparse_values,
     status_of,
@@ -46,6 +60,7 @@ from hf_transformer.api.dialects.tei_form import (
 )
 from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.responses import reply_arrays
+from hf_transformer.api.retrieval import representations, require_representation
 from hf_transformer.api.service import Model, Service
 from hf_transformer.api.tokenize import VALUES_PER_TOKEN, PreparedText, off_loop, read_tokenize
 from hf_transformer.api.tokenize import decode as detokenize
@@ -59,6 +74,7 @@ from hf_transformer.tasks.similarity import compare
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, TOKEN_EMBEDDINGS, TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
+from hf_transformer.types.fields import Form
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, Query, RequestBudget
@@ -79,27 +95,37 @@ STEP_BODIES = 8
 """Bodies of /vertex that begin in an iteration of the event loop, about 1 ms."""
 WEIGHT_BYTES = 300
 """Bytes of a weight with its index in an object, and in JSON."""
-SINGLE_INPUT = NAMES.then({("inputs", 0): ("inputs",)})
-RERANK_NAMES = NAMES.then({("texts", 0, "texts"): ("texts",), ("texts", 0, "query"): ("query",)})
-EMBED = ("inputs", *TRUNCATION, "prompt_name", "normalize", "dimensions")
-EMBED_ALL = ("inputs", *TRUNCATION, "prompt_name")
+SINGLE_INPUT: Mapping[Path, Path] = {("inputs", 0): ("inputs",)}
+RERANK_NAMES: Mapping[Path, Path] = {("texts", 0, "texts"): ("texts",), ("texts", 0, "query"): ("query",)}
+EMBED, EMBED_ALL, SIMILARITY = Form(TeiEmbedRequest), Form(TeiEmbedAllRequest), Form(TeiSimilarityRequest)
+RERANK, PREDICT, KIND, VERTEX = (
+    Form(TeiRerankRequest),
+    Form(TeiPredictRequest),
+    Form(TeiKindRequest),
+    Form(TeiVertexRequest),
+)
+TOKENIZE, DECODE, SIMILARITY_PARAMETERS = Form(TeiTokenizeRequest), Form(TeiDecodeRequest), Form(TeiPrompt)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The fields of a request to one model."""
+    """A request to one model.
+
+    Attributes:
+        payload: the body.
+        defaults: the parameters of a body without some, for HUGGING_FACE_CLIENT; None for other clients.
+    """
 
     service: Service
     model: Model
-    fields: Mapping[str, Json]
+    payload: Json
     context: Context
     budget: RequestBudget
+    defaults: Mapping[str, Json] | None = None
 
-    def inner_parameters(self) -> dict[str, Json]:
-        """The field ``parameters``, which is empty if absent. Raises InvalidInput if it is no object."""
-        value = self.fields.get("parameters")
-        parameters: dict[str, Json] = expect({} if value is None else value, dict, "parameters", "an object")
-        return parameters
+    def parameters(self, sent: Mapping[str, Json] | None) -> Mapping[str, Json] | None:
+        """The field ``parameters``; None for a body without it."""
+        return sent if self.defaults is None else {**self.defaults, **(sent or {})}
 
     async def predict(self, instances: list[Json], parameters: Mapping[str, Json], name: str = "inputs") -> Answers:
         return await self.model.predict(Query(instances, parameters, name=name), self.context)
@@ -113,37 +139,43 @@ class Result:
     counts: tuple[int, int] | None = None
 
 
-Run = Callable[[Ask], Awaitable[Result]]
+Run = Callable[[Ask, Any], Awaitable[Result]]
 
 
-async def _vectors(ask: Ask, known: tuple[str, ...], **parameters: Json) -> tuple[list[Json], tuple[int, int]]:
+async def _vectors(
+    ask: Ask, inputs: str | list[Json], parameters: Mapping[str, Json]
+) -> tuple[list[Json], tuple[int, int]]:
     """Returns the predictions for ``inputs``, and the counts of Result."""
-    inputs = ask.fields.get("inputs")
     texts = read_inputs(inputs, ask.budget)
-    ask.context.field_names = NAMES if len(texts) > 1 else SINGLE_INPUT
-    answers = await ask.predict(texts, parameters | read_parameters(ask.fields, known, ask.context))
+    if len(texts) == 1:
+        rename_fields(ask.context, SINGLE_INPUT)
+    answers = await ask.predict(texts, parameters)
     return answers.predictions, (sum(map(characters, texts)), answers.tokens)
 
 
-async def embed(ask: Ask) -> Result:
+async def embed(ask: Ask, body: TeiEmbedRequest) -> Result:
     """Returns a vector per text. Raises InvalidInput for a model without dense vectors."""
     require_representation(ask.model, DENSE)
-    return Result(*await _vectors(ask, EMBED, normalize=True))
+    return Result(*await _vectors(ask, body.inputs, read_options(EMBED, body)))
 
 
-async def embed_all(ask: Ask) -> Result:
+async def embed_all(ask: Ask, body: TeiEmbedAllRequest) -> Result:
     """Returns a vector per token: of the model's last layer, or projected and normalized ones where it has these."""
+    options = read_options(EMBED_ALL, body)
     if ask.model.task.name == FeatureExtraction.name:
-        vectors, counts = await _vectors(ask, ("inputs", *TRUNCATION))
+        if options.pop("prompt_name", None) is not None:
+            note_ignored("prompt_name", ask.context.ignored)
+        vectors, counts = await _vectors(ask, body.inputs, options)
         return Result([vector[0] for vector in vectors], counts)
     name = MULTI_VECTOR if MULTI_VECTOR in representations(ask.model) else TOKEN_EMBEDDINGS
-    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[name])
+    vectors, counts = await _vectors(ask, body.inputs, {"representations": [name], **options})
     return Result([vector[name] for vector in vectors], counts)
 
 
-async def embed_sparse(ask: Ask) -> Result:
+async def embed_sparse(ask: Ask, body: TeiEmbedAllRequest) -> Result:
     """Returns the weights of a text's tokens. A text without weights has an empty list."""
-    vectors, counts = await _vectors(ask, EMBED_ALL, representations=[SPARSE])
+    options = {"representations": [SPARSE], **read_options(EMBED_ALL, body)}
+    vectors, counts = await _vectors(ask, body.inputs, options)
     values, executor = sum(len(vector[SPARSE]["indices"]) for vector in vectors), ask.service.executor
     ask.budget.hold(values * WEIGHT_BYTES, "inputs")
     return Result(
@@ -151,17 +183,14 @@ async def embed_sparse(ask: Ask) -> Result:
     )
 
 
-async def similarity(ask: Ask) -> Result:
+async def similarity(ask: Ask, body: TeiSimilarityRequest) -> Result:
     """Returns the similarity of each sentence to the source: cosine, dot product (sparse) or MaxSim (multi-vector)."""
-    fields = expect(ask.fields.get("inputs"), dict, "inputs", '{"source_sentence": text, "sentences": [text]}')
-    source = read_text(("inputs", "source_sentence"), fields.get("source_sentence"))
-    sentences = expect_items(fields.get("sentences"), ("inputs", "sentences"), "a list of texts")
-    ask.budget.few(("inputs", "sentences"), sentences, 1)
-    texts = [source, *(read_text(("inputs", "sentences", index), text) for index, text in enumerate(sentences))]
-    fields = ask.inner_parameters()
+    sentences = read_strings(body.inputs.sentences, ("inputs", "sentences"), ask.budget, 1)
+    texts: list[Json] = [body.inputs.source_sentence, *sentences]
     ask.context.field_names = _similarity_field
-    parameters = read_parameters(fields, (*TRUNCATION, "prompt_name"), ask.context)
-    answers = await ask.predict(texts, parameters)
+    parameters = read(SIMILARITY_PARAMETERS, body.parameters or {}, ask.context, ("parameters",))
+    ask.context.field_names = _similarity_field
+    answers = await ask.predict(texts, read_options(SIMILARITY_PARAMETERS, parameters))
     vectors = answers.predictions
     values = sum(getattr(vector, "size", SPARSE_SIZE) for vector in vectors)
     scores = await off_loop(ask.service.executor, values // VALUES_PER_TOKEN, lambda: compare(vectors[0], vectors[1:]))
@@ -175,20 +204,19 @@ def _similarity_field(path: Path) -> Path:
             return ("inputs", "source_sentence", *rest)
         case ("inputs", int(index), *rest):
             return ("inputs", "sentences", index - 1, *rest)
-        case ("inputs",) | ("parameters",):
-            return path
+        case ("parameters", _, *_):
+            return ("parameters", *SIMILARITY_PARAMETERS.client_names({})(path))
         case _:
-            return ("parameters", *NAMES(path))
+            return path
 
 
-async def rerank(ask: Ask) -> Result:
+async def rerank(ask: Ask, body: TeiRerankRequest) -> Result:
     """Returns the texts' scores, the best first."""
-    query, texts = read_text("query", ask.fields.get("query")), ask.fields.get("texts")
-    texts = expect_items(texts, "texts", "a list of texts")
+    query, texts = body.query, body.texts
     ask.budget.few("texts", texts)
-    ask.context.field_names = RERANK_NAMES
-    parameters = read_parameters(ask.fields, ("query", "texts", *TRUNCATION, "raw_scores", "return_text"), ask.context)
-    answers = await ask.predict([{"query": query, "texts": texts}], {"output_format": "kserve", **parameters}, "texts")
+    rename_fields(ask.context, RERANK_NAMES)
+    options = {"output_format": "kserve", **read_options(RERANK, body)}
+    answers = await ask.predict([{"query": query, "texts": texts}], options, "texts")
     ranks = [
         {"index": rank["index"], **({"text": rank["text"]} if "text" in rank else {}), "score": rank["score"]}
         for rank in answers.predictions[0]
@@ -196,45 +224,54 @@ async def rerank(ask: Ask) -> Result:
     return Result(ranks, (len(query) * len(texts) + sum(map(len, texts)), answers.tokens))
 
 
-async def predict(ask: Ask) -> Result:
+async def predict(ask: Ask, body: TeiPredictRequest) -> Result:
     """Returns the scores of all labels for each text or pair, the best first."""
-    if ask.fields.get("parameters") is not None and ask.model.task.name == SequenceClassification.name:
-        return await pipeline(ask)
-    sequences, is_single = read_sequences(ask.fields.get("inputs"), ask.budget)
-    ask.context.field_names = SINGLE_INPUT if is_single else NAMES
-    parameters = read_parameters(ask.fields, ("inputs", *TRUNCATION, "raw_scores"), ask.context)
-    if ask.model.task.name == Rerank.name:
+    classifies = ask.model.task.name == SequenceClassification.name
+    if classifies and (parameters := ask.parameters(body.parameters)) is not None:
+        return await _pipeline(ask, body.inputs, parameters)
+    sequences, is_single = read_sequences(body.inputs, ask.budget)
+    if is_single:
+        rename_fields(ask.context, SINGLE_INPUT)
+    options = read_options(PREDICT, body)
+    if classifies:
+        if options.pop("raw_scores", False):
+            options["function_to_apply"] = "none"
+        texts = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in sequences]
+        answers = await ask.predict(texts, {"output_format": "pipeline", "top_k": None, **options})
+        scores = answers.predictions
+    else:
+        if body.parameters is not None:
+            note_ignored("parameters", ask.context.ignored)
         for index, sequence in enumerate(sequences):
             if len(sequence) == 1:
                 raise InvalidInput(("inputs", index), "a pair of texts, since the model ranks texts", "one text")
         pairs = [{"query": sequence[0], "texts": list(sequence[1:])} for sequence in sequences]
-        answers = await ask.predict(pairs, {"output_format": "kserve", **parameters})
+        answers = await ask.predict(pairs, {"output_format": "kserve", **options})
         label = score_label(ask.model.task.settings.model_config)
         scores = [[{"score": ranks[0]["score"], "label": label}] for ranks in answers.predictions]
-    else:
-        if expect(parameters.pop("raw_scores", False), bool, "raw_scores", "true or false"):
-            parameters["function_to_apply"] = "none"
-        texts = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in sequences]
-        answers = await ask.predict(texts, {"output_format": "pipeline", "top_k": None, **parameters})
-        scores = answers.predictions
     count = sum(len(text) for sequence in sequences for text in sequence)
     return Result(scores[0] if is_single else scores, (count, answers.tokens))
 
 
-async def pipeline(ask: Ask) -> Result:
-    """Answers a body of the inference API in the format of transformers' pipelines, with the task's parameters.
+async def pipeline(ask: Ask, body: TeiKindRequest) -> Result:
+    """Answers a body of the inference API in the format of transformers' pipelines, with the task's parameters."""
+    return await _pipeline(ask, body.inputs, ask.parameters(body.parameters) or {})
 
-    As there, the labels of a single text are a list in a list, and those of zero_shot_classification are objects.
+
+async def _pipeline(ask: Ask, inputs: Json, parameters: Mapping[str, Json]) -> Result:
+    """See ``pipeline``.
+
+    As in transformers, the labels of a single text are a list in a list, and those of zero_shot_classification are
+    objects.
     """
-    inputs, parameters = ask.fields.get("inputs"), ask.inner_parameters()
     instances = expect_items(inputs if isinstance(inputs, list) else [inputs], "inputs", "a text or a list of texts")
     ask.budget.few("inputs", instances)
     is_single = not isinstance(inputs, list)
-    if is_single:
-        ask.context.field_names = Names({("inputs", 0): ("inputs",)})
+    # The task's parameters are no fields of their own here.
+    ask.context.field_names = Names(SINGLE_INPUT if is_single else {})
     classifies = ask.model.task.name == SequenceClassification.name
     defaults = {"output_format": "pipeline", **({"top_k": None} if classifies else {})}
-    answers = await ask.predict(instances, defaults | parameters)
+    answers = await ask.predict(instances, defaults | dict(parameters))
     predictions = answers.predictions
     if ask.model.task.name == ZeroShotClassification.name:
         predictions = [
@@ -245,28 +282,34 @@ async def pipeline(ask: Ask) -> Result:
     return Result(body, (sum(len(text) for text in instances if isinstance(text, str)), answers.tokens))
 
 
-async def by_kind(ask: Ask) -> Result:
+async def by_kind(ask: Ask, body: TeiKindRequest) -> Result:
     """Answers with the route of the model's kind, and of the form of its inputs where a kind has several."""
-    task, inputs = ask.model.task.name, ask.fields.get("inputs")
-    ask.inner_parameters()  # also where the route has none, and lists the field as ignored
+    form, run = _kind(ask.model, body)
+    return await run(ask, read(form, ask.payload, ask.context))
+
+
+def _kind(model: Model, body: TeiKindRequest) -> tuple[Form[Any], Run]:
+    """Returns the route of a model's kind."""
+    task, predicts = model.task.name, (PREDICT, predict)
     if task == TextEmbedding.name:
-        if isinstance(inputs, dict):
-            return await similarity(ask)
-        return await {SPARSE: embed_sparse, MULTI_VECTOR: embed_all}.get(representations(ask.model)[0], embed)(ask)
-    runs = {Rerank.name: rerank if inputs is None else predict, SequenceClassification.name: predict}
-    return await {**runs, FeatureExtraction.name: embed_all}.get(task, pipeline)(ask)
+        if isinstance(body.inputs, dict):
+            return SIMILARITY, similarity
+        runs: Mapping[str, tuple[Form[Any], Run]]
+        runs = {SPARSE: (EMBED_ALL, embed_sparse), MULTI_VECTOR: (EMBED_ALL, embed_all)}
+        return runs.get(representations(model)[0], (EMBED, embed))
+    runs = {
+        Rerank.name: (RERANK, rerank) if body.inputs is None else predicts,
+        SequenceClassification.name: predicts,
+        FeatureExtraction.name: (EMBED_ALL, embed_all),
+    }
+    return runs.get(task, (KIND, pipeline))
 
 
-async def tokenize(ask: Ask) -> Result:
+async def tokenize(ask: Ask, body: TeiTokenizeRequest) -> Result:
     """Returns the tokens of each text, with spans in bytes of the text with its prompt."""
-    inputs, fields = ask.fields.get("inputs"), ("add_special_tokens", "prompt_name")
-    texts = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", "a text or a list of texts")
-    ask.budget.few("inputs", texts)
-    texts = [read_text(("inputs", index), text) for index, text in enumerate(texts)]
-    ask.context.field_names = NAMES.then({("instances",): ("inputs",)})
-    read_parameters(ask.fields, ("inputs", *fields), ask.context)  # notes unknown fields
-    parameters = {name: ask.fields[name] for name in fields if ask.fields.get(name) is not None}
-    prepared, options = read_tokenize(Query(texts, parameters, name="inputs"), ask.model.task)
+    texts = read_strings([body.inputs] if isinstance(body.inputs, str) else body.inputs, ("inputs",), ask.budget)
+    rename_fields(ask.context, {("instances",): ("inputs",)})
+    prepared, options = read_tokenize(Query(texts, TOKENIZE.options(body), name="inputs"), ask.model.task)
     windows = await ask.model.encode([text.prepared for text in prepared], options, ask.context)
     encodings = [encoding for [encoding] in windows]
     pairs, count = list(zip(prepared, encodings, strict=True)), sum(map(len, encodings))
@@ -288,49 +331,46 @@ def tokens_of(text: PreparedText, encoding: Encoding) -> list[Json]:
     return rendered
 
 
-async def decode(ask: Ask) -> Result:
+async def decode(ask: Ask, body: TeiDecodeRequest) -> Result:
     """Returns the text of each list of ids, without special tokens unless the request wants them."""
-    ids = expect_items(ask.fields.get("ids"), "ids", "a list of token ids or a list of such lists")
-    lists = ids if isinstance(ids[0], list) else [ids]
+    lists = body.ids if isinstance(body.ids[0], list) else [body.ids]
     ask.budget.few("ids", lists)
     if [] in lists:
         raise EmptyList(("ids", lists.index([])), "a list of token ids")
-    ask.context.field_names = NAMES.then({("instances",): ("ids",)})
-    read_parameters(ask.fields, ("ids", "skip_special_tokens"), ask.context)  # notes unknown fields
-    skip = ask.fields.get("skip_special_tokens")
-    skip = expect(True if skip is None else skip, bool, "skip_special_tokens", "true or false")
-    return Result(await detokenize(ask.model, Query(lists, {}, name="ids"), ask.service.executor, skip, ask.context))
+    rename_fields(ask.context, {("instances",): ("ids",)})
+    query, skip = Query(lists, {}, name="ids"), body.skip_special_tokens
+    return Result(await detokenize(ask.model, query, ask.service.executor, skip, ask.context))
 
 
 async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Answers several bodies, each by the model's kind, within the limits of one request."""
-    instances = expect_items(payload.get("instances"), "instances", "a list of bodies")
-    call.budget.few("instances", instances)
-    model = _choose(service, call, payload.get("model"), PREDICTIVE)
+    body = read(VERTEX, payload, call.context)
+    call.budget.few("instances", body.instances)
+    model = _choose(service, call, body.model, PREDICTIVE)
     tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            for index, one in enumerate(instances):
+            for index, one in enumerate(body.instances):
                 if index % STEP_BODIES == 0:
                     await asyncio.sleep(0)  # others have their turn
                 tasks.append(group.create_task(_instance(service, model, one, index, call)))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    body = {"predictions": [task.result() for task in tasks]}
-    return await reply_arrays(body, call.context, service.executor)
+    answer = {"predictions": [task.result() for task in tasks]}
+    return await reply_arrays(answer, call.context, service.executor)
 
 
 async def _instance(service: Service, model: Model, body: Json, index: int, call: Call) -> Json:
     whole = call.context
-    fields = expect(body, dict, ("instances", index), "an object")
+    payload = expect(body, dict, ("instances", index), "an object")
     context = Context(whole.request_id, whole.headers, deadline=whole.deadline)
     context.model_name, context.served_name, context.adapter = whole.model_name, whole.served_name, whole.adapter
     context.arrived, context.budget = whole.arrived, whole.budget
-    ask = Ask(service, model, fields, context, call.budget)
+    ask = Ask(service, model, payload, context, call.budget)
     try:
-        body = (await by_kind(ask)).body
+        answer = (await by_kind(ask, KIND.read(payload))).body
         whole.values += context.values
-        return body
+        return answer
     except FieldError as error:
         raise within_instance(error, index, context) from None
     finally:
@@ -338,40 +378,40 @@ async def _instance(service: Service, model: Model, body: Json, index: int, call
             note_ignored(name, whole.ignored)  # within the limit of the header
 
 
-def _choose(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:
+def _choose(service: Service, call: Call, name: str | None, tasks: tuple[str, ...]) -> Model:
     """Chooses the model. As in the original, the only model answers under every name. Raises RequestError."""
-    models, name = service.models, expect(name, str | None, "model", "a string")
+    models = service.models
     if name is not None and len(models.served) + len(models.absent) == 1 and name not in models.names:
         note_ignored("model", call.context.ignored)
         name = None
     return choose_model(service, call, name, tasks)
 
 
-def _route(path: str, run: Run, tasks: tuple[str, ...], *fields: str) -> DialectRoute:
+def _route(path: str, form: Form[Any], tasks: tuple[str, ...], run: Run, *answers: Any) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-        model = _choose(service, call, payload.get("model"), tasks)
-        defaults, given = HUGGING_FACE.get(model.task.name), payload.get("parameters")
-        if defaults is not None and call.headers.get(b"user-agent", b"").startswith(HUGGING_FACE_CLIENT):
-            if given is None or isinstance(given, dict):  # else the route refuses it
-                payload = {**payload, "parameters": {**defaults, **(given or {})}}
-        result = await run(Ask(service, model, payload, call.context, call.budget))
+        # The route of the model's kind reads the body again, and knows which of its fields are unknown.
+        body = form.read(payload) if form is KIND else read(form, payload, call.context)
+        model = _choose(service, call, body.model, tasks)
+        is_hugging_face = call.headers.get(b"user-agent", b"").startswith(HUGGING_FACE_CLIENT)
+        defaults = HUGGING_FACE.get(model.task.name) if is_hugging_face else None
+        result = await run(Ask(service, model, payload, call.context, call.budget, defaults), body)
         headers = () if result.counts is None else compute_headers(*result.counts, call.context)
         return await reply_arrays(result.body, call.context, service.executor, *headers)
 
-    return _dialect_route(path=path, handle=handle, fields=frozenset(fields))
+    return _dialect_route(path=path, handle=handle, form=form, tasks=tasks, answers=answers)
 
 
 _dialect_route = partial(DialectRoute, dialect="tei", render_error=render_error, status=status_of)
 ROUTES = (
-    _route("/embed", embed, EMBEDDING, "inputs"),
-    _route("/embed_all", embed_all, (*EMBEDDING, FeatureExtraction.name), "inputs"),
-    _route("/embed_sparse", embed_sparse, EMBEDDING, "inputs"),
-    _route("/similarity", similarity, EMBEDDING, "inputs"),
-    _route("/rerank", rerank, (Rerank.name,), "query", "texts"),
-    _route("/predict", predict, CLASSES, "inputs"),
-    _route("/tokenize", tokenize, ALL, "inputs"),
-    _route("/decode", decode, ALL, "ids"),
-    _route("/", by_kind, PREDICTIVE),
-    _route("/invocations", by_kind, PREDICTIVE),
-    _dialect_route(path="/vertex", handle=vertex, fields=frozenset(("instances",))),
+    _route("/embed", EMBED, EMBEDDING, embed, list[list[float]]),
+    _route("/embed_all", EMBED_ALL, (*EMBEDDING, FeatureExtraction.name), embed_all, list[list[list[float]]]),
+    _route("/embed_sparse", EMBED_ALL, EMBEDDING, embed_sparse, list[list[TeiWeight]]),
+    _route("/similarity", SIMILARITY, EMBEDDING, similarity, list[float]),
+    _route("/rerank", RERANK, (Rerank.name,), rerank, list[TeiRank]),
+    _route("/predict", PREDICT, CLASSES, predict, list[TeiLabel], list[list[TeiLabel]]),
+    _route("/tokenize", TOKENIZE, ALL, tokenize, list[list[TeiToken]]),
+    _route("/decode", DECODE, ALL, decode, list[str]),
+    _route("/", KIND, PREDICTIVE, by_kind),
+    _route("/invocations", KIND, PREDICTIVE, by_kind),
+    _dialect_route(path="/vertex", handle=vertex, form=VERTEX, tasks=PREDICTIVE, answers=(TeiPredictions,)),
 )

@@ -9,13 +9,16 @@ Source: https://github.com/huggingface/text-embeddings-inference, router/src/htt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
+from typing import Annotated, Literal, TypeVar
 
 import orjson
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from hf_transformer.api.dialects.fields import read_side
-from hf_transformer.api.errors import expect, expect_items
+from hf_transformer.api.bodies import TEXT_OR_IDS, OpenModelBody
+from hf_transformer.api.errors import expect_types
+from hf_transformer.api.retrieval import Dimensions, PromptName, Side
 from hf_transformer.errors import (
     EmptyList,
     FieldError,
@@ -28,89 +31,184 @@ from hf_transformer.errors import (
     Unavailable,
     describe,
 )
-from hf_transformer.protocol.server_codec import note_unknown
+from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.similarity import SparseVector
+from hf_transformer.types.fields import Form, Natural, NonEmpty, OpenBody, about
 from hf_transformer.types.http import HeaderLines
-from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Context, Json, RequestBudget
 
-PARAMETERS: Mapping[str, str] = {
-    "truncate": "truncation",
-    "prompt_name": "prompt_name",
-    "normalize": "normalize",
-    "dimensions": "dimensions",
-    "raw_scores": "raw_scores",
-    "return_text": "return_documents",
-}
-"""The task's parameters by the dialect's fields; ``truncation_direction`` has other values too."""
-TRUNCATION = ("truncate", "truncation_direction")
-NAMES = TOP_LEVEL.then(
-    {**{(ours,): (theirs,) for theirs, ours in PARAMETERS.items()}, ("truncation_side",): ("truncation_direction",)}
-)
-"""The names of fields."""
 VALIDATED = (("prompt_name",), ("dimensions",))
 """The last names of fields whose values the original compares with the model."""
-TEXT_OR_IDS = "a text or a list of token ids"
+STRING = frozenset((str,))
+SEQUENCES = "a text, a pair [text, text], or a list of [text] and [text, text]"
+Ids = NonEmpty[Natural]
+TextOrPair = Annotated[NonEmpty[str], Meta(max_length=2)]
+Sequences = Annotated[
+    str | NonEmpty[Json],
+    about(
+        "A text, a text or pair in a list, or a list of such lists.",
+        expected=SEQUENCES,
+        shown=(str, TextOrPair, NonEmpty[TextOrPair]),
+    ),
+]
 
 
-def read_parameters(fields: Mapping[str, Json], known: Collection[str], context: Context) -> dict[str, Json]:
-    """Returns the task's parameters among the ``known`` fields. The task validates their values.
-
-    Raises InvalidInput for an unknown ``truncation_direction``.
-    """
-    note_unknown(fields, {*known, "model"}, context.ignored)
-    present = {name: fields[name] for name in known if fields.get(name) is not None}
-    parameters = {ours: present[theirs] for theirs, ours in PARAMETERS.items() if theirs in present}
-    if "truncation_direction" in present:
-        parameters["truncation_side"] = read_side("truncation_direction", present["truncation_direction"])
-    return parameters
+class TeiTruncation(OpenModelBody, kw_only=True):
+    truncate: Annotated[
+        bool | None, about("Truncation of long texts; --on_overflow by default.", parameter="truncation")
+    ] = None
+    truncation_direction: Annotated[Side | None, about("The side that is cut off.", parameter="truncation_side")] = None
 
 
-def read_inputs(inputs: Json, budget: RequestBudget) -> list[Json]:
+class TeiPrompt(TeiTruncation, kw_only=True):
+    prompt_name: PromptName = None
+
+
+class TeiEmbedAllRequest(TeiPrompt, kw_only=True):
+    inputs: Annotated[
+        str | NonEmpty[Json],
+        about(
+            "A text, a list of token ids, or a list of texts and such lists.",
+            expected="a text, a list of texts, a list of token ids or a list of such lists",
+            shown=(str, Ids, NonEmpty[str | Ids]),
+        ),
+    ]
+
+
+class TeiEmbedRequest(TeiEmbedAllRequest):
+    normalize: Annotated[bool, about("Vectors with a length of 1.", parameter="normalize")] = True
+    dimensions: Dimensions = None
+
+
+class Sentences(OpenBody):
+    source_sentence: Annotated[str, about(expected="a text")]
+    sentences: Annotated[NonEmpty[Json], about(expected="a list of texts", shown=(NonEmpty[str],))]
+
+
+class TeiSimilarityRequest(OpenModelBody):
+    inputs: Annotated[
+        Sentences,
+        about("A text, and those to compare with.", expected='{"source_sentence": text, "sentences": [text]}'),
+    ]
+    parameters: Annotated[dict[str, Json] | None, about("Further fields.", shown=(TeiPrompt,))] = None
+
+
+class TeiRerankRequest(TeiTruncation):
+    query: Annotated[str, about("The text to compare the others with.", expected="a text")]
+    texts: Annotated[NonEmpty[Json], about("The texts to rank.", expected="a list of texts", shown=(NonEmpty[str],))]
+    raw_scores: Annotated[bool | None, about("Logits as scores.", parameter="raw_scores")] = None
+    return_text: Annotated[bool | None, about("The texts in the answer.", parameter="return_documents")] = None
+
+
+class TeiPredictRequest(TeiTruncation):
+    inputs: Sequences
+    raw_scores: Annotated[bool | None, about("Logits as scores.", parameter="raw_scores")] = None
+    parameters: Annotated[dict[str, Json] | None, about("Parameters of the task; see POST /.")] = None
+
+
+class TeiTokenizeRequest(OpenModelBody):
+    inputs: Annotated[
+        str | NonEmpty[Json],
+        about("A text or a list of texts.", expected="a text or a list of texts", shown=(str, NonEmpty[str])),
+    ]
+    add_special_tokens: Annotated[bool | None, about("The special tokens.", parameter="add_special_tokens")] = None
+    prompt_name: PromptName = None
+
+
+class TeiDecodeRequest(OpenModelBody):
+    ids: Annotated[
+        NonEmpty[Json],
+        about(
+            "Token ids, or lists of them.",
+            expected="a list of token ids or a list of such lists",
+            shown=(Ids, NonEmpty[Ids]),
+        ),
+    ]
+    skip_special_tokens: Annotated[bool, about("Texts without special tokens.")] = True
+
+
+class TeiKindRequest(OpenModelBody):
+    """A body of the route of the model's kind."""
+
+    inputs: Annotated[
+        Json,
+        about("A text, a list of texts, or other inputs of the task.", shown=(str, NonEmpty[Json], dict[str, Json])),
+    ] = None
+    query: Annotated[Json, about("As in /rerank, for a reranker.")] = None
+    texts: Annotated[Json, about("As in /rerank, for a reranker.")] = None
+    parameters: Annotated[dict[str, Json] | None, about("Parameters of the task.")] = None
+
+
+class TeiVertexRequest(OpenModelBody):
+    instances: Annotated[
+        NonEmpty[Json], about("Bodies.", expected="a list of bodies", shown=(NonEmpty[TeiKindRequest],))
+    ]
+
+
+Body = TypeVar("Body", bound=OpenModelBody)
+
+
+def read(form: Form[Body], payload: Json, context: Context, path: Path = ()) -> Body:
+    """Returns a body. Sets the names of fields, and notes unknown ones. Raises InvalidInput."""
+    unknown: list[str] = []
+    body = form.read(payload, unknown, path)
+    for name in unknown:
+        note_ignored(name, context.ignored)
+    context.field_names = form.client_names(payload)
+    return body
+
+
+def read_options(form: Form[Body], body: Body) -> dict[str, Json]:
+    """Returns the task's parameters of a body."""
+    options = form.options(body)
+    if "truncation_side" in options:
+        options["truncation_side"] = options["truncation_side"].lower()
+    return options
+
+
+def read_inputs(inputs: str | list[Json], budget: RequestBudget) -> list[Json]:
     """Reads a text, a list of token ids, or a list of texts and such lists, as instances of the task.
 
     Raises:
-        InvalidInput: the value has another form, or is an empty list.
+        InvalidInput: the value has another form.
         TooLarge: there are too many texts.
     """
     if isinstance(inputs, str):
         return [inputs]
-    items = expect_items(inputs, "inputs", "a text, a list of texts, a list of token ids or a list of such lists")
-    if type(items[0]) is int:
-        return [{"token_ids": items}]
-    budget.few("inputs", items)
-    for index, item in enumerate(items):
-        expect(item, str | list, ("inputs", index), TEXT_OR_IDS)
-    return [{"token_ids": item} if isinstance(item, list) else item for item in items]
+    if type(inputs[0]) is int:
+        return [{"token_ids": inputs}]
+    budget.few("inputs", inputs)
+    if list not in expect_types(inputs, TEXT_OR_IDS, "inputs", "a text or a list of token ids"):
+        return inputs
+    return [{"token_ids": item} if type(item) is list else item for item in inputs]
 
 
-def read_sequences(inputs: Json, budget: RequestBudget) -> tuple[list[tuple[str, ...]], bool]:
+def read_strings(texts: list[Json], path: Path, budget: RequestBudget, others: int = 0) -> list[str]:
+    """Reads a list of texts, beside ``others``. Raises InvalidInput, and TooLarge for too many."""
+    budget.few(path, texts, others)
+    expect_types(texts, STRING, path, "a text")
+    return texts
+
+
+def read_sequences(inputs: str | list[Json], budget: RequestBudget) -> tuple[list[tuple[str, ...]], bool]:
     """Reads the texts and pairs of /predict, each as a tuple of one or two texts, and whether there is only one.
 
         text | [text] | [text, text]: one text, or one pair        [[text], [text, text], ...]: several
 
     Raises InvalidInput for another form, and TooLarge for too many.
     """
-    form = "a text, a pair [text, text], or a list of [text] and [text, text]"
-    items = [inputs] if isinstance(inputs, str) else expect_items(inputs, "inputs", form)
+    items = [inputs] if isinstance(inputs, str) else inputs
     is_single = isinstance(items[0], str)
     if not is_single:
         budget.few("inputs", items)
     sequences = [items] if is_single else items
     for index, sequence in enumerate(sequences):
         path: Path = ("inputs",) if is_single else ("inputs", index)
-        if not isinstance(sequence, list) or not all(isinstance(text, str) for text in sequence):
-            raise InvalidInput(path, form if is_single else "[text] or [text, text]", describe(sequence))
+        if type(sequence) is not list or not STRING.issuperset(map(type, sequence)):
+            raise InvalidInput(path, SEQUENCES if is_single else "[text] or [text, text]", describe(sequence))
         if len(sequence) not in (1, 2):
             raise InvalidInput(path, "one or two texts", str(len(sequence)))
     return [tuple(sequence) for sequence in sequences], is_single
-
-
-def read_text(path: Path | str, value: Json) -> str:
-    """Returns a text. Raises InvalidInput."""
-    if not isinstance(value, str):
-        raise InvalidInput(path, "a text", "nothing" if value is None else describe(value))
-    return value
 
 
 def characters(text: Json) -> int:
@@ -193,3 +291,39 @@ def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, i
     for character in text:
         starts.append(starts[-1] + len(character.encode("utf-8", "surrogatepass")))
     return [(starts[start], starts[end]) for start, end in spans]
+
+
+# Answers
+
+
+class TeiRank(Struct):
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
+class TeiWeight(Struct):
+    index: int
+    value: float
+
+
+class TeiLabel(Struct):
+    score: float
+    label: str
+
+
+class TeiToken(Struct):
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TeiPredictions(Struct):
+    predictions: list[Json]
+
+
+class TeiError(Struct):
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]

@@ -15,30 +15,36 @@ https://github.com/vllm-project/vllm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
-from hf_transformer.api.bodies import read_texts
+from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, read_texts, rename_fields
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
-from hf_transformer.api.dialects.fields import (
-    PER_TEXT,
-    TRUNCATION_FIELDS,
-    move_if_present,
-    read_document,
-    read_documents,
-    read_token_limits,
+from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
+from hf_transformer.api.dialects.routes import ALL, DialectRoute, ItemList, Kind, TypedHandler, listed, typed_route
+from hf_transformer.api.documents import SINGLE_INPUT, Document, read_document, read_documents, to_base64
+from hf_transformer.api.error_forms import render_error
+from hf_transformer.api.responses import reply_arrays
+from hf_transformer.api.retrieval import (
+    Dimensions,
+    EmbedDtype,
+    EncodingFormat,
+    Endianness,
+    LongTextBody,
+    Padding,
+    PairBody,
+    Priority,
+    Unused,
+    VectorBody,
+    read_pair_options,
     read_truncation,
     representations,
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
-from hf_transformer.api.dialects.routes import ALL, DialectRoute, Handler, listed, read_body
-from hf_transformer.api.error_forms import render_error
-from hf_transformer.api.openai.embeddings import SINGLE_INPUT, to_base64
-from hf_transformer.api.openai.fields import IgnoredField, without_effect
-from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, Path, describe
@@ -48,33 +54,23 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, TextEmbedding
+from hf_transformer.types.fields import Form, Natural, NonEmpty, about
 from hf_transformer.types.http import Response
-from hf_transformer.types.paths import EACH, TOP_LEVEL, Names
+from hf_transformer.types.paths import EACH, Names
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
 from hf_transformer.types.tokenization import Tokenization
 
-IGNORED = (
-    *without_effect("embeddings", "user", "request_id", "cache_salt", "priority", "padding"),
-    IgnoredField("embed_dtype", (), ("float32",), "base64 contains float32"),
-    *without_effect("embeddings", "endianness"),
-)
-"""Fields of all pooling routes without effect."""
-INPUT_IGNORED = (*IGNORED, *without_effect("embeddings", "add_special_tokens"))
-PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
-"""Names of the two sides of /score."""
-SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
+SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = SequenceClassification.name, TextEmbedding.name, FeatureExtraction.name
 POOLING: Mapping[str, Mapping[str, str]] = {
-    TextEmbedding.name: {"embed": DENSE, "token_embed": MULTI_VECTOR},
-    FeatureExtraction.name: {"token_embed": ""},
-    SequenceClassification.name: {"classify": ""},
+    EMBEDDING: {"embed": DENSE, "token_embed": MULTI_VECTOR},
+    TOKENS: {"token_embed": ""},
+    SEQUENCE_CLASSIFICATION: {"classify": ""},
 }
 """Values of ``task`` in /pooling by the model's task, the default first, each with its representation."""
-NORMALIZE = ("use_activation", "normalize")
-"""The names of one field of /pooling for vectors of texts; the second is that of older versions."""
 NOT_FOR: Mapping[str, Sequence[str]] = {
-    TextEmbedding.name: (),
-    FeatureExtraction.name: ("dimensions", *NORMALIZE),
-    SequenceClassification.name: ("dimensions", "normalize"),
+    EMBEDDING: (),
+    TOKENS: ("dimensions", "use_activation", "normalize"),
+    SEQUENCE_CLASSIFICATION: ("dimensions", "normalize"),
 }
 """Fields of /pooling that a model of this task has no use for."""
 
@@ -82,11 +78,35 @@ NOT_FOR: Mapping[str, Sequence[str]] = {
 # Pairs
 
 
-async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+PairSide: TypeAlias = Annotated[
+    str | dict[str, Json] | NonEmpty[Json] | None,
+    about("A text, or a list of texts.", expected="a list of texts", shown=(str, Document, NonEmpty[str | Document])),
+]
+PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
+"""Names of the two sides of /score."""
+SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
+
+
+class ScoreRequest(PairBody):
+    """One side with one text for several of the other, or as many texts on both."""
+
+    queries: PairSide = None
+    documents: PairSide = None
+    items: PairSide = None
+    text_1: PairSide = None
+    text_2: PairSide = None
+    data_1: PairSide = None
+    data_2: PairSide = None
+    embed_dtype: EmbedDtype = None
+    endianness: Endianness = None
+
+
+SCORE = Form(ScoreRequest)
+
+
+async def score(service: Service, call: Call, model: Model, body: ScoreRequest) -> Response:
     """Scores pairs of texts: one text with each of several, or two lists of equal length."""
-    known = (*SIDES, *PER_TEXT, "instruction", "use_activation", *TRUNCATION_FIELDS)
-    model, parameters = read_body(service, call, payload, tasks=(Rerank.name,), known=known, ignored=IGNORED)
-    sides, single = _read_sides(parameters, call.budget)
+    sides, single = _read_sides(body, call.budget)
     (first, firsts), (second, seconds) = sides
     if len(firsts) == 1:
         instances: list[Json] = [{"query": firsts[0], "texts": seconds}]
@@ -99,38 +119,33 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     index, place = (EACH, 0) if len(firsts) > 1 else (0, EACH)
     text: Path = (second,) if second in single else (second, EACH)
     texts = text if len(firsts) > 1 else (second,)
-    call.context.field_names = TOP_LEVEL.then(
+    rename_fields(
+        call.context,
         {
             ("instances", index): texts,
             ("instances", index, "query"): (first,) if first in single else (first, index),
             ("instances", index, "texts"): texts,
             ("instances", index, "texts", place): text,
-        }
+        },
     )
-    options: dict[str, Json] = {"output_format": "kserve"}
-    options |= read_truncation(parameters) | read_token_limits(parameters)
-    if "instruction" in parameters:
-        options["instruction"] = parameters.string("instruction")
-    if not parameters.flag("use_activation", True):
-        options["raw_scores"] = True
+    options: dict[str, Json] = {"output_format": "kserve", **SCORE.options(body), **read_pair_options(body)}
     answers = await model.predict(Query(instances, options), call.context)
     scores = [one["score"] for ranked in answers.predictions for one in sorted(ranked, key=lambda one: one["index"])]
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return await listed(service, call, "score", data, answers.tokens)
 
 
-def _read_sides(parameters: Parameters, budget: RequestBudget) -> tuple[list[tuple[str, list[str]]], set[str]]:
+def _read_sides(body: ScoreRequest, budget: RequestBudget) -> tuple[list[tuple[str, list[str]]], set[str]]:
     """Returns the names and texts of both sides of the pairs, and which of them are a single text. Raises
     InvalidInput."""
-    present = tuple(name for name in SIDES if name in parameters)
-    if present not in PAIRS:
+    present = {name: value for name in SIDES if (value := getattr(body, name)) is not None}
+    if tuple(present) not in PAIRS:
         expected = " or ".join(" and ".join(pair) for pair in PAIRS)
         raise InvalidInput("body", f"the fields {expected}", " and ".join(present) or "none of them")
-    single = {name for name in present if isinstance(parameters.get(name), str | dict)}
-    texts = [parameters.get(name) for name in present]
+    single = {name for name, value in present.items() if not isinstance(value, list)}
     sides = [
-        (name, [read_document(text, (name,))] if name in single else read_documents(text, budget, field=name))
-        for name, text in zip(present, texts, strict=True)
+        (name, [read_document(value, (name,))] if name in single else read_documents(value, budget, field=name))
+        for name, value in present.items()
     ]
     return sides, single
 
@@ -138,28 +153,56 @@ def _read_sides(parameters: Parameters, budget: RequestBudget) -> tuple[list[tup
 # Texts
 
 
-def _read_input(
-    parameters: Parameters, service: Service, budget: RequestBudget, model: Model
-) -> tuple[Sequence[Json], bool]:
-    """Returns the instances for ``input``, and whether it is a single text. Raises InvalidInput."""
+class InputBody(VectorBody, kw_only=True):
+    input: Annotated[
+        str | NonEmpty[Json],
+        about(
+            "A text, its token ids (--enable_token_inputs), or a list of such.",
+            expected=TEXTS_OR_IDS,
+            shown=(str, NonEmpty[str], NonEmpty[Natural], NonEmpty[NonEmpty[Natural]]),
+        ),
+    ]
+
+
+class ClassifyRequest(InputBody):
+    use_activation: Annotated[bool, about("False for logits.")] = True
+
+
+class PoolingRequest(InputBody):
+    task: Annotated[
+        Literal["embed", "token_embed", "classify"] | None, about("The kind of vectors; the model's by default.")
+    ] = None
+    encoding_format: EncodingFormat = "float"
+    dimensions: Dimensions = None
+    normalize: Annotated[
+        bool | None, about("use_activation of older versions, for vectors.", parameter="normalize")
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("Vectors with a length of 1, or probabilities; false for logits.", instead_of="normalize")
+    ] = None
+
+
+CLASSIFY, POOL = Form(ClassifyRequest), Form(PoolingRequest)
+
+
+def _read_input(body: InputBody, service: Service, call: Call, model: Model) -> list[Json]:
+    """Returns the instances for ``input``. Raises InvalidInput."""
 
     def read_ids(ids: list[Json], path: Path) -> Json:
-        if model.task.name != TextEmbedding.name or not service.token_inputs:
+        if model.task.name != EMBEDDING or not service.token_inputs:
             raise InvalidInput(path, "text", "token ids", "only embeddings take them, with --enable_token_inputs")
         return {"token_ids": ids}
 
-    return read_texts(("input",), parameters.get("input"), budget, read_ids)
-
-
-async def classify(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Returns the probabilities of all labels, in the order of the labels."""
-    known = ("input", "use_activation", *TRUNCATION_FIELDS)
-    tasks = (SequenceClassification.name,)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=known, ignored=INPUT_IGNORED)
-    instances, single = _read_input(parameters, service, call.budget, model)
+    texts, single = read_texts(("input",), body.input, call.budget, read_ids)
     if single:
-        call.context.field_names = SINGLE_INPUT
-    rows, answers = await _probabilities(model, call, instances, parameters)
+        rename_fields(call.context, SINGLE_INPUT)
+    return texts
+
+
+async def classify(service: Service, call: Call, model: Model, body: ClassifyRequest) -> Response:
+    """Returns the probabilities of all labels, in the order of the labels."""
+    instances = _read_input(body, service, call, model)
+    rows, answers = await _probabilities(model, call, instances, body, body.use_activation)
     labels = read_labels(model.task.settings.model_config)
     data = [
         {"index": index, "label": labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
@@ -169,11 +212,11 @@ async def classify(service: Service, call: Call, payload: Mapping[str, Json]) ->
 
 
 async def _probabilities(
-    model: Model, call: Call, instances: Sequence[Json], parameters: Parameters
+    model: Model, call: Call, instances: Sequence[Json], body: LongTextBody, use_activation: bool
 ) -> tuple[list[list[float]], Answers]:
     """Returns the scores of all labels of each text, in the order of the labels; logits without ``use_activation``."""
-    options: dict[str, Json] = {"output_format": "pipeline", "top_k": None, **read_truncation(parameters)}
-    if not parameters.flag("use_activation", True):
+    options: dict[str, Json] = {"output_format": "pipeline", "top_k": None, **read_truncation(body)}
+    if not use_activation:
         options["function_to_apply"] = "none"
     answers = await model.predict(Query(instances, options, name="input"), call.context)
     order = {label: index for index, label in enumerate(read_labels(model.task.settings.model_config))}
@@ -181,27 +224,28 @@ async def _probabilities(
     return [[one["score"] for one in row] for row in rows], answers
 
 
-async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+async def pooling(service: Service, call: Call, model: Model, body: PoolingRequest) -> Response:
     """Returns vectors of texts or of their tokens, or probabilities, whichever the model has."""
-    known = ("input", "task", "encoding_format", "dimensions", *NORMALIZE, *TRUNCATION_FIELDS)
-    model, parameters = read_body(service, call, payload, tasks=tuple(POOLING), known=known, ignored=INPUT_IGNORED)
     for name in NOT_FOR[model.task.name]:
-        if name in parameters:
-            raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(parameters.get(name)))
-    kinds, kind = POOLING[model.task.name], _read_kind(parameters, model)
-    base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
-    instances, single = _read_input(parameters, service, call.budget, model)
-    if single:
-        call.context.field_names = SINGLE_INPUT
+        if (value := getattr(body, name)) is not None:
+            raise InvalidInput(name, f"no value for a model of {model.task.name}", describe(value))
+    kind = _read_kind(body.task, model)
+    representation = POOLING[model.task.name][kind]
+    instances = _read_input(body, service, call, model)
     if kind == "classify":
-        rows, answers = await _probabilities(model, call, instances, parameters)
+        rows, answers = await _probabilities(model, call, instances, body, body.use_activation is not False)
         vectors: list[Json] = [np.array(row, np.float32) for row in rows]
     else:
         # As in vLLM, the model's files decide whether vectors have a length of 1, after the cut to dimensions.
-        options = unit_length(model, promised=False) if kinds[kind] == DENSE else {}
-        options |= read_truncation(parameters) | _embedding_options(parameters, kinds[kind])
+        options = unit_length(model, promised=False) if representation == DENSE else {}
+        options |= POOL.options(body) | read_truncation(body)
+        if body.use_activation is not None:
+            options["normalize"] = body.use_activation
+        if representation == MULTI_VECTOR:
+            options["representations"] = MULTI_VECTOR
         answers = await model.predict(Query(instances, options, name="input"), call.context)
-        vectors = [_vector(prediction, kinds[kind]) for prediction in answers.predictions]
+        vectors = [_vector(prediction, representation) for prediction in answers.predictions]
+    base64 = body.encoding_format == "base64"
     data = [
         {"index": index, "object": "pooling", "data": to_base64(vector) if base64 else vector}
         for index, vector in enumerate(vectors)
@@ -209,19 +253,15 @@ async def pooling(service: Service, call: Call, payload: Mapping[str, Json]) -> 
     return await listed(service, call, "pooling", data, answers.tokens)
 
 
-def _read_kind(parameters: Parameters, model: Model) -> str:
+def _read_kind(kind: str | None, model: Model) -> str:
     """Returns ``task``, by default the first that the model has. Raises InvalidInput for one that it lacks."""
     available = representations(model)
     kinds = [kind for kind, name in POOLING[model.task.name].items() if name in ("", *available)]
     if not kinds:
         require_representation(model, DENSE)
-    return parameters.choice("task", kinds[0], kinds)
-
-
-def _embedding_options(parameters: Parameters, representation: str) -> dict[str, Json]:
-    options: dict[str, Json] = {"representations": representation} if representation == MULTI_VECTOR else {}
-    field = parameters.one_of(*NORMALIZE)
-    return options | move_if_present(parameters, "dimensions", **({} if field is None else {field: "normalize"}))
+    if kind is not None and kind not in kinds:
+        raise InvalidInput("task", f"one of {', '.join(kinds)}", repr(kind))
+    return kinds[0] if kind is None else kind
 
 
 def _vector(prediction: Json, representation: str) -> Json:
@@ -234,23 +274,76 @@ def _vector(prediction: Json, representation: str) -> Json:
 # Tokenizer
 
 
-async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-    """Tokenizes a prompt, or a chat that the model's template renders."""
-    known = ("prompt", "add_special_tokens", "return_token_strs", *CHAT_FIELDS)
-    model, parameters = read_body(service, call, payload, tasks=ALL, known=known, ignored=IGNORED)
-    is_chat = "messages" in parameters
-    if is_chat and "prompt" in parameters:
-        raise InvalidInput("messages", "prompt or messages", "both")
-    if is_chat:
-        text: str | None = await render_chat(service, call, generative(model, "messages"), parameters)
-    else:
-        text = parameters.string("prompt")
-    if text is None:
-        raise InvalidInput("prompt", "a string", "nothing")
-    special = parameters.flag("add_special_tokens", not is_chat)
-    strings = parameters.flag("return_token_strs", False)
-    options = Tokenization(strings, whole=True, special_tokens=special, token_values=2)
-    call.context.field_names = TOP_LEVEL.then({("instances",): ("prompt",), ("instances", 0): ("prompt",)})
+class TokenizerBody(ModelBody, kw_only=True):
+    user: Unused = None
+    request_id: Unused = None
+    cache_salt: Unused = None
+    priority: Priority = None
+    padding: Padding = None
+    embed_dtype: EmbedDtype = None
+    endianness: Endianness = None
+
+
+class TokenizePromptRequest(TokenizerBody):
+    prompt: Annotated[str, about("The text.")]
+    add_special_tokens: Annotated[bool, about("The special tokens around the prompt.")] = True
+    return_token_strs: Annotated[bool, about("The names of tokens in the answer.")] = False
+
+
+class TokenizeChatRequest(TokenizerBody):
+    messages: Annotated[Json, about("The chat.", expected="a list of messages", shown=(list[dict[str, Json]],))]
+    add_special_tokens: Annotated[bool, about("The tokenizer's special tokens, beside the template's.")] = False
+    return_token_strs: Annotated[bool, about("The names of tokens in the answer.")] = False
+    tools: Annotated[Json, about("The tools of the template.", shown=(list[dict[str, Json]],))] = None
+    documents: Annotated[Json, about("The documents of the template.", shown=(list[dict[str, Json]],))] = None
+    chat_template: Annotated[Json, about("Refused: only templates of the operator are rendered.")] = None
+    chat_template_kwargs: Annotated[Json, about("Variables of the template.", shown=(dict[str, Json],))] = None
+    add_generation_prompt: Annotated[bool | None, about("The start of an answer.")] = None
+    continue_final_message: Annotated[bool | None, about("An open end of the last message.")] = None
+    reasoning_effort: Annotated[str | None, about("A variable of the template.")] = None
+
+
+class DetokenizeRequest(TokenizerBody):
+    tokens: Annotated[list[Json], about("Token ids.", expected="a list of token ids", shown=(list[Natural],))]
+
+
+class TokenizeResponse(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(Struct):
+    prompt: Annotated[str, about("The text.")]
+
+
+TOKENIZE_PROMPT, TOKENIZE_CHAT, DETOKENIZE = (
+    Form(TokenizePromptRequest),
+    Form(TokenizeChatRequest),
+    Form(DetokenizeRequest),
+)
+
+
+async def tokenize_prompt(service: Service, call: Call, model: Model, body: TokenizePromptRequest) -> Response:
+    """Tokenizes a prompt."""
+    return await _tokenize(service, call, model, body.prompt, body)
+
+
+async def tokenize_chat(service: Service, call: Call, model: Model, body: TokenizeChatRequest) -> Response:
+    """Tokenizes a chat that the model's template renders."""
+    parameters = Parameters({name: getattr(body, name) for name in CHAT_FIELDS}, CHAT_FIELDS)
+    prompt = await render_chat(service, call, generative(model, "messages"), parameters)
+    return await _tokenize(service, call, model, prompt, body)
+
+
+async def _tokenize(
+    service: Service, call: Call, model: Model, text: str, body: TokenizePromptRequest | TokenizeChatRequest
+) -> Response:
+    strings = body.return_token_strs
+    options = Tokenization(strings, whole=True, special_tokens=body.add_special_tokens, token_values=2)
+    field: Path = ("prompt",) if isinstance(body, TokenizePromptRequest) else ("messages",)
+    rename_fields(call.context, {("instances",): field, ("instances", 0): field})
     [[encoding]] = await model.encode([text], options, call.context)
     call.context.values = 2 * len(encoding)
     return await reply_arrays(
@@ -265,29 +358,64 @@ async def tokenize(service: Service, call: Call, payload: Mapping[str, Json]) ->
     )
 
 
-async def detokenize(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+async def detokenize(service: Service, call: Call, model: Model, body: DetokenizeRequest) -> Response:
     """Returns the text of token ids, with special tokens."""
-    model, parameters = read_body(service, call, payload, tasks=ALL, known=("tokens",), ignored=IGNORED)
-    ids = parameters.get("tokens")
-    if not isinstance(ids, list):
-        raise InvalidInput("tokens", "a list of token ids", "nothing" if ids is None else describe(ids))
     call.context.field_names = Names(
         {("instances",): ("tokens",), ("instances", 0): ("tokens",), ("tokens", 0): ("tokens",)}
     )
-    [prompt] = await decode(model, Query([ids], {}, name="tokens"), service.executor, False, call.context)
+    [prompt] = await decode(model, Query([body.tokens], {}, name="tokens"), service.executor, False, call.context)
     return await reply_arrays({"prompt": prompt}, call.context, service.executor)
 
 
-def _route(path: str, handle: Handler, *fields: str) -> DialectRoute:
-    return DialectRoute(path=path, dialect="vllm", handle=handle, render_error=render_error, fields=frozenset(fields))
+# Answers
+
+
+class Score(Struct):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(ItemList):
+    data: list[Score]
+
+
+class Class(Struct):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassList(ItemList):
+    data: list[Class]
+
+
+class Pooled(Struct):
+    index: int
+    object: Literal["pooling"]
+    data: Annotated[Json, about("A vector, a list of them, or base64.")]
+
+
+class PooledList(ItemList):
+    data: list[Pooled]
+
+
+def _route(path: str, form: Form[Kind], tasks: Sequence[str], handle: TypedHandler[Kind], answer: Any) -> DialectRoute:
+    return typed_route(path, "vllm", form, tasks, handle, render_error, answer)
 
 
 ROUTES = (
-    *[_route(path, score) for path in ("/score", "/v1/score")],
-    *[_route(path, classify) for path in ("/classify", "/v1/classify")],
-    *[_route(path, pooling) for path in ("/pooling", "/v1/pooling")],
-    _route("/tokenize", tokenize, "prompt"),
-    _route("/tokenize", tokenize, "messages"),
-    _route("/detokenize", detokenize),
-    _route("/generative_scoring", generative_scoring.score),
+    *[_route(path, SCORE, (Rerank.name,), score, ScoreList) for path in ("/score", "/v1/score")],
+    *[
+        _route(path, CLASSIFY, (SEQUENCE_CLASSIFICATION,), classify, ClassList)
+        for path in ("/classify", "/v1/classify")
+    ],
+    *[_route(path, POOL, tuple(POOLING), pooling, PooledList) for path in ("/pooling", "/v1/pooling")],
+    _route("/tokenize", TOKENIZE_PROMPT, ALL, tokenize_prompt, TokenizeResponse),
+    _route("/tokenize", TOKENIZE_CHAT, ALL, tokenize_chat, TokenizeResponse),
+    _route("/detokenize", DETOKENIZE, ALL, detokenize, DetokenizeResponse),
+    DialectRoute(
+        path="/generative_scoring", dialect="vllm", handle=generative_scoring.score, render_error=render_error
+    ),
 )

@@ -13,56 +13,69 @@ Sources: https://docs.voyageai.com/reference/contextualized-embeddings-api and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from hf_transformer.api.bodies import ModelBody, rename_fields
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import (
-    aliased,
-    move_if_present,
+from hf_transformer.api.dialects.routes import typed_route
+from hf_transformer.api.documents import VectorList, to_base64
+from hf_transformer.api.error_forms import render_detail
+from hf_transformer.api.errors import expect_items
+from hf_transformer.api.responses import reply_arrays
+from hf_transformer.api.retrieval import (
+    Dimensions,
+    EncodingFormat,
+    Precision,
+    Purpose,
+    Unused,
     read_precision,
     read_purpose,
     require_representation,
     unit_length,
 )
-from hf_transformer.api.dialects.routes import DialectRoute, read_body
-from hf_transformer.api.error_forms import render_detail
-from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.embeddings import to_base64
-from hf_transformer.api.openai.fields import IgnoredField
-from hf_transformer.api.responses import reply_arrays
-from hf_transformer.api.service import Service
+from hf_transformer.api.service import Model, Service
+from hf_transformer.errors import Path
 from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
+from hf_transformer.types.fields import Form, NonEmpty, about, only
 from hf_transformer.types.http import Response
-from hf_transformer.types.paths import EACH, TOP_LEVEL
+from hf_transformer.types.paths import EACH
 from hf_transformer.types.request import Json, Query
 
-FIELDS = ("inputs", "input_type", "output_dimension", "output_dtype", "encoding_format")
-IGNORED = (
-    IgnoredField("enable_auto_chunking", (), (False,), "the client divides a document"),
-    IgnoredField("user", ()),
-)
-ALIASES = {"dimensions": ("output_dimension",), "precision": ("output_dtype",), "prompt_name": ("input_type",)}
-"""Voyage's fields for the task's parameters."""
-CHUNKS = TOP_LEVEL.then({("inputs", EACH, "chunks"): ("inputs", EACH)})
+CHUNKS: Mapping[Path, Path] = {("inputs", EACH, "chunks"): ("inputs", EACH)}
 """The names of fields: a document is the list of its chunks."""
 
 
-async def contextualized(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+class ContextualizedRequest(ModelBody):
+    inputs: Annotated[
+        NonEmpty[Json],
+        about("Documents in chunks.", expected="a list of lists of texts", shown=(NonEmpty[NonEmpty[str]],)),
+    ]
+    input_type: Purpose = None
+    output_dimension: Dimensions = None
+    output_dtype: Annotated[
+        Precision | None, about("The type of a vector's numbers; binary and ubinary have a bit each.")
+    ] = None
+    encoding_format: EncodingFormat = "float"
+    enable_auto_chunking: Annotated[Json, only(False, because="the client divides a document")] = None
+    user: Unused = None
+
+
+CONTEXTUALIZED = Form(ContextualizedRequest)
+
+
+async def contextualized(service: Service, call: Call, model: Model, body: ContextualizedRequest) -> Response:
     """Returns a vector of each chunk, by document."""
-    tasks = (TextEmbedding.name,)
-    model, parameters = read_body(service, call, payload, tasks=tasks, known=FIELDS, ignored=IGNORED)
     require_representation(model, DENSE)
-    base64 = parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
-    inputs = expect(parameters.get("inputs"), list, "inputs", "a list of lists of texts")
-    call.budget.few("inputs", inputs)
+    call.budget.few("inputs", body.inputs)
     documents = []
-    for index, chunks in enumerate(inputs):  # the task reads them one by one, until the answer has too many values
+    for index, chunks in enumerate(body.inputs):  # the task reads them one by one, until the answer has too many values
         call.budget.few(("inputs", index), expect_items(chunks, ("inputs", index), "a list of texts"))
         documents.append({"chunks": chunks})
-    options = unit_length(model) | move_if_present(parameters, output_dimension="dimensions")
-    options |= read_precision(parameters, "output_dtype") | read_purpose(parameters, "input_type", model)
-    call.context.field_names = CHUNKS.then(aliased(parameters, ALIASES))
+    options = unit_length(model) | CONTEXTUALIZED.options(body) | read_precision(body.output_dtype)
+    options |= read_purpose(body.input_type, model, call.context)
+    rename_fields(call.context, {**CHUNKS, ("precision",): ("output_dtype",)})
     answers = await model.predict(Query(documents, options, name="inputs"), call.context)
+    base64 = body.encoding_format == "base64"
     data = [
         {"object": "list", "index": index, "data": [_embedding(*one, base64) for one in enumerate(vectors)]}
         for index, vectors in enumerate(answers.predictions)
@@ -76,10 +89,13 @@ def _embedding(index: int, vector: Any, base64: bool) -> dict[str, Json]:
 
 
 ROUTES = (
-    DialectRoute(
-        path="/v1/contextualizedembeddings",
-        dialect="voyage",
-        handle=contextualized,
-        render_error=render_detail,
+    typed_route(
+        "/v1/contextualizedembeddings",
+        "voyage",
+        CONTEXTUALIZED,
+        (TextEmbedding.name,),
+        contextualized,
+        render_detail,
+        VectorList,
     ),
 )

@@ -200,7 +200,8 @@ class _Builder:
         found: dict[str, Json] = {"200": {"description": one.returns, **self._headed(headers)}}
         if contents or others:
             found["200"]["content"] = {
-                kind: self._content(shape, examples, kind) for kind, shape in {**contents, **others}.items()
+                kind: self._content(shape, examples, kind, closed=True)
+                for kind, shape in {**contents, **others}.items()
             }
         statuses = set(one.statuses) - (set() if self._about.keys else {401})
         for status in sorted(statuses):
@@ -234,8 +235,8 @@ class _Builder:
         self._headers |= {name: HEADERS[name] for name in names}
         return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}} if names else {}
 
-    def _content(self, shape: Any, examples: Mapping[str, Json], kind: str) -> dict[str, Json]:
-        content: dict[str, Json] = {"schema": self._schemas.of(shape)}
+    def _content(self, shape: Any, examples: Mapping[str, Json], kind: str, *, closed: bool = False) -> dict[str, Json]:
+        content: dict[str, Json] = {"schema": self._schemas.of(shape, closed=closed)}
         if examples and kind == JSON:
             content["examples"] = {
                 key_of(title): {

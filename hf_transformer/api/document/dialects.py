@@ -6,11 +6,13 @@ Their paths, bodies, tasks and answers are those of the dialects' table. Here ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Union
 
 from hf_transformer.api.document.openai import EMBEDDINGS, RANKING, RERANK, TEXTS
-from hf_transformer.api.document.operation import JSON, MODEL, ErrorForm, Operation
+from hf_transformer.api.document.operation import JSON, MODEL, ErrorForm, Operation, Shape
 from hf_transformer.api.document.pending import pending
+from hf_transformer.api.openai.rerank import InfinityRerankResponse
+from hf_transformer.api.table import ROUTES
 from hf_transformer.types.request import Json
 
 PARAMETERS = ("Model", "RequestId", "TraceParent")
@@ -22,6 +24,20 @@ CLASSIFIES = ("sequence_classification",)
 GENERATES = ("text_generation", "text2text_generation")
 TEI, VLLM, RETRIEVAL = ("TEI",), ("vLLM",), ("Retrieval",)
 FORMS: Mapping[tuple[str, ...], ErrorForm] = {TEI: ErrorForm.TEI, VLLM: ErrorForm.OPENAI, RETRIEVAL: ErrorForm.MESSAGE}
+
+
+def body_of(path: str, id: str) -> Shape:
+    """The type of a route's body; where several dialects share the path, one of their types."""
+    forms = [route.form for route in ROUTES[path]]
+    if None in forms:
+        return pending(id)
+    return Union[tuple(form.kind for form in forms if form is not None)]  # noqa: UP007 - of a list
+
+
+def answer_of(path: str, id: str) -> Shape:
+    """The type of a route's answer."""
+    answers = dict.fromkeys(answer for route in ROUTES[path] for answer in route.answers)
+    return Union[tuple(answers)] if answers else pending(id, JSON)  # noqa: UP007 - of a list
 
 
 def _dialect(
@@ -37,8 +53,8 @@ def _dialect(
         tags=tags,
         tasks=tasks,
         summary=summary,
-        body=pending(id),
-        answer=pending(id, JSON),
+        body=body_of(path, id),
+        answer=answer_of(path, id),
         examples=examples,
         parameters=PARAMETERS,
         **more,
@@ -126,9 +142,7 @@ OPERATIONS = (
         examples={"vLLM": {"prompt": FINE, "return_token_strs": True}, "TEI": {"inputs": FINE}},
     ),
     _dialect("/decode", "teiDecode", TEI, (), "The texts of token ids", example={"ids": [1, 2]}),
-    BY_KIND.at(
-        "/invocations", "teiInvocations", body=pending("teiInvocations"), answer=pending("teiInvocations", JSON)
-    ),
+    BY_KIND.at("/invocations", "teiInvocations"),
     _dialect(
         "/vertex",
         "teiVertex",
@@ -222,7 +236,7 @@ OPERATIONS = (
         "/infinity/rerank",
         "infinityRerank",
         summary="Documents by their relevance for a query, in Infinity's form",
-        answer=pending("infinityRerank", JSON),
+        answer=InfinityRerankResponse,
         returns="The best document first. A document is a string.",
     ),
     _dialect(

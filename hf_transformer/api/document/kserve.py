@@ -18,6 +18,8 @@ from hf_transformer.api.document.operation import (
 from hf_transformer.api.document.pending import pending
 from hf_transformer.api.document.schemas import Answer, Schemas, distinct, nullable
 from hf_transformer.api.document.service import ErrorAnswer, Links
+from hf_transformer.api.tokenize import PromptedTokenizeParameters, TokenizeParameters
+from hf_transformer.api.v1_tokenize import DetokenizeParameters
 from hf_transformer.generation.task import GENERATIVE, TASK_CLASSES
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.declaration import Example, array, closed, takes_strings
@@ -359,22 +361,6 @@ class TextPair(Body):
     text_pair: str | None = None
 
 
-class TokenizeOptions(Body):
-    add_special_tokens: Annotated[
-        bool | None, about("Special tokens such as [CLS]; as for predictions by default.")
-    ] = None
-    return_tokens: Annotated[bool, about("The tokens, beside their number.")] = True
-
-
-class PromptedTokenizeOptions(TokenizeOptions):
-    prompt: Annotated[Annotated[str, Meta(max_length=2000)] | None, about("A text before each text.")] = None
-    prompt_name: Annotated[str | None, about("The name of one of the model's prompts.")] = None
-
-
-class DetokenizeOptions(Body):
-    skip_special_tokens: Annotated[bool, about("Texts without special tokens.")] = False
-
-
 class TokenIds(Body):
     token_ids: list[Natural]
 
@@ -402,19 +388,19 @@ class Tokens(Answer, kw_only=True):
     ]
 
 
-class TokenizeResponse(Answer):
+class V1TokenizeResponse(Answer):
     predictions: Annotated[list[Tokens], Some]
 
 
-class DetokenizeResponse(Answer):
+class V1DetokenizeResponse(Answer):
     predictions: Annotated[list[str], Some]
 
 
 def tokenize_request(schemas: Schemas) -> Json:
     prompts = any(task.name == "text_embedding" for task in schemas.tasks)
-    options = schemas.of(PromptedTokenizeOptions if prompts else TokenizeOptions)
+    options = schemas.of(PromptedTokenizeParameters if prompts else TokenizeParameters)
     return schemas.reference(
-        "TokenizeRequest",
+        "V1TokenizeRequest",
         lambda: instances_body({"anyOf": [{"type": "string"}, schemas.of(TextPair)]}, options, single=True),
     )
 
@@ -422,7 +408,7 @@ def tokenize_request(schemas: Schemas) -> Json:
 def detokenize_request(schemas: Schemas) -> Json:
     items = schemas.of(list[Natural] | TokenIds)
     return schemas.reference(
-        "DetokenizeRequest", lambda: instances_body(items, schemas.of(DetokenizeOptions), single=False)
+        "V1DetokenizeRequest", lambda: instances_body(items, schemas.of(DetokenizeParameters), single=False)
     )
 
 
@@ -439,7 +425,7 @@ TOKEN_OPERATIONS = (
             "a pair": {"instances": [{"text": FINE, "text_pair": "Rain is falling."}]},
             "the number of tokens": {"instances": [FINE], "parameters": {"return_tokens": False}},
         },
-        answer=TokenizeResponse,
+        answer=V1TokenizeResponse,
         returns="The tokens of each instance, in their order.",
         parameters=CONTEXT,
         runs_model=False,
@@ -457,7 +443,7 @@ TOKEN_OPERATIONS = (
                 "parameters": {"skip_special_tokens": True},
             },
         },
-        answer=DetokenizeResponse,
+        answer=V1DetokenizeResponse,
         returns="A text for each instance, in their order.",
         parameters=CONTEXT,
         runs_model=False,

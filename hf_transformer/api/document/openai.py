@@ -9,6 +9,8 @@ from hf_transformer.api.document.kserve import OpenAIModel
 from hf_transformer.api.document.operation import EVENTS, JSON, MODEL, PREFIX, ErrorForm, Operation
 from hf_transformer.api.document.pending import pending
 from hf_transformer.api.document.schemas import Answer
+from hf_transformer.api.openai.embeddings import EmbeddingsRequest, EmbeddingsResponse
+from hf_transformer.api.openai.rerank import RerankRequest, RerankResponse
 from hf_transformer.types.request import Json
 
 OPENAI = ("OpenAI",)
@@ -91,7 +93,7 @@ EMBEDDINGS = Operation(
     summary="Vectors of texts",
     tags=OPENAI,
     tasks=TASKS["embeddings"],
-    body=pending("openaiEmbeddings"),
+    body=EmbeddingsRequest,
     examples={
         "embeddings": TEXTS,
         "a short vector in base64": {
@@ -101,7 +103,7 @@ EMBEDDINGS = Operation(
             "encoding_format": "base64",
         },
     },
-    answer=pending("openaiEmbeddings", JSON),
+    answer=EmbeddingsResponse,
     returns="A vector for each text, in their order.",
     parameters=PARAMETERS,
     errors=ErrorForm.OPENAI,
@@ -112,9 +114,9 @@ RERANK = EMBEDDINGS.at(
     "openaiRerank",
     summary="Documents by their relevance for a query",
     tasks=TASKS["rerank"],
-    body=pending("openaiRerank"),
+    body=RerankRequest,
     examples={"rerank": {**RANKING, "top_n": 1}},
-    answer=pending("openaiRerank", JSON),
+    answer=RerankResponse,
     returns="The best document first.",
 )
 MODELS = Operation(

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.tasks.base import Servable
-from hf_transformer.types.fields import Body, OpenBody, json_schemas
+from hf_transformer.types.fields import json_schemas
 from hf_transformer.types.request import Json
 
 
@@ -31,6 +31,7 @@ class Schemas:
         self.names = names
         self.named: dict[str, Json] = {}
         self._made: dict[Any, Json] = {}
+        self._types: dict[str, Json] = {}
 
     def title(self, task: type[Servable], summary: str) -> str:
         """The title of a task's example."""
@@ -41,21 +42,23 @@ class Schemas:
         """Whether a served task generates text."""
         return any(task.name in GENERATIVE for task in self.tasks)
 
-    def of(self, shape: Any) -> Json:
-        """The schema of a type, or what a function makes of the served tasks."""
+    def of(self, shape: Any, *, closed: bool = False) -> Json:
+        """The schema of a type, or what a function makes of the served tasks. ``closed`` refuses other fields."""
         if isinstance(shape, FunctionType):
             return shape(self)
         if get_origin(shape) in (Union, UnionType):  # msgspec reads no unions of objects without tags
-            return {"anyOf": [self.of(member) for member in get_args(shape)]}
+            return {"anyOf": [self.of(member, closed=closed) for member in get_args(shape)]}
         if shape in self._made:
             return self._made[shape]
         [schema], found = json_schemas([shape])
         self._made[shape] = schema
         for name, component in found.items():
+            component = _without_null_defaults(component)
+            if closed:
+                component.setdefault("additionalProperties", False)
+            if self._types.setdefault(name, component) != component:
+                raise AssertionError(f"two types have the name {name}, or one is a part of bodies and of answers")
             self.named.setdefault(name, component)
-        if isinstance(shape, type) and issubclass(shape, Body | OpenBody):
-            properties = self.named[shape.__name__]["properties"]
-            properties |= {name: _absent_as_null(part) for name, part in properties.items() if "default" in part}
         return schema
 
     def reference(self, name: str, make: Callable[[], Json]) -> Json:
@@ -79,11 +82,9 @@ def nullable(schema: Json) -> Json:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _absent_as_null(schema: Json) -> Json:
-    """The schema of an optional field: null counts as absent, and is no default that says something."""
-    if schema["default"] is None:
-        return {name: value for name, value in schema.items() if name != "default"}
-    if {"type": "null"} in schema.get("anyOf", ()):
-        return schema
-    about = {name: schema[name] for name in ("description", "default") if name in schema}
-    return {**about, **nullable({name: value for name, value in schema.items() if name not in about})}
+def _without_null_defaults(schema: Json) -> Json:
+    """The schema of an object. A default of null says nothing more than that a field is optional."""
+    for part in schema.get("properties", {}).values():
+        if part.get("default", False) is None:
+            del part["default"]
+    return schema

@@ -5,91 +5,135 @@
     -> {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [...]}], "model": "m",
         "usage": {"prompt_tokens": 8, "total_tokens": 8}}
 
-Token ids require --enable_token_inputs. The API also accepts the task's parameters, and the fields of the APIs that
-have the same body and answer (api/dialects/fields.py):
-
-    Jina        task, late_chunking, embedding_type, normalized, truncate; {"text": string} in ``input``
-    Voyage      input_type, output_dtype, output_dimension, truncation
-    NVIDIA NIM  input_type, truncate, embedding_type, modality; a model's name with -query or -passage
-    vLLM        truncate_prompt_tokens, truncation_side, use_activation
+Token ids require --enable_token_inputs. The API also accepts the task's parameters, and the fields of Jina, Voyage,
+NVIDIA NIM and vLLM, which have the same body and answer: {"text": string} in ``input`` is Jina's, and a model's name
+with -query or -passage is NIM's.
 
 Dense vectors have a length of 1, as OpenAI promises, at every size; ``normalize``: false keeps the model's length.
 
-Sources: https://platform.openai.com/docs/api-reference/embeddings/create and those in api/dialects/fields.py
+Sources: https://platform.openai.com/docs/api-reference/embeddings/create and those in api/retrieval.py
 """
 
 from __future__ import annotations
 
-from binascii import b2a_base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from hf_transformer.api.bodies import read_texts, usage
+from msgspec import Meta, Struct
+
+from hf_transformer.api.bodies import TASKS, TEXTS_OR_IDS, Usage, read_body, read_texts, rename_fields, usage
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import (
-    TRUNCATE_PROMPT_TOKENS,
-    TRUNCATION_FIELDS,
-    aliased,
-    move_if_present,
+from hf_transformer.api.documents import SINGLE_INPUT, TextObject, plain_texts, to_base64
+from hf_transformer.api.responses import reply_arrays
+from hf_transformer.api.retrieval import (
+    EncodingFormat,
+    MaxTokens,
+    Precision,
+    PromptName,
+    Unused,
+    VectorBody,
     read_precision,
     read_purpose,
     read_truncation,
     representations,
     unit_length,
 )
-from hf_transformer.api.openai.fields import ignored_fields, read_request
-from hf_transformer.api.responses import reply_arrays
-from hf_transformer.api.service import Model, Models, Service
+from hf_transformer.api.service import Models, Service
 from hf_transformer.errors import InvalidInput, Path, describe
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.text_embedding import DENSE
+from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
-from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json, Query, RequestBudget
-from hf_transformer.types.tensors import Array
 
-PARAMETERS = ("prompt", "prompt_name", "stride", "representations", "binary_zero", "max_tokens")
-"""Fields that are parameters of the task."""
-PRECISION, PURPOSE = ("precision", "embedding_type", "output_dtype"), ("input_type", "task")
-ALIASES: Mapping[str, Sequence[str]] = {
-    "dimensions": ("dimensions", "output_dimension"),
-    "normalize": ("normalize", "normalized", "use_activation"),
-    "precision": PRECISION,
-    "input_type": PURPOSE,
-    "prompt_name": ("prompt_name", *PURPOSE),
-    "max_tokens": ("max_tokens", TRUNCATE_PROMPT_TOKENS),
-}
-"""The fields for each of the task's parameters that several APIs name differently."""
-LATE_CHUNKING = "late_chunking"
-FIELDS = (
-    *("model", "input", "encoding_format", *ignored_fields("embeddings"), *PARAMETERS),
-    *(*ALIASES["dimensions"], *ALIASES["normalize"], *PRECISION, *PURPOSE, *TRUNCATION_FIELDS, LATE_CHUNKING),
-)
-SINGLE_INPUT = TOP_LEVEL.then({("input", 0): ("input",)})
-"""The names of fields where ``input`` is a single text."""
-CHUNKS_OF_INPUT = TOP_LEVEL.then({("input", 0): ("input",), ("input", 0, "chunks"): ("input",)})
+CHUNKS_OF_INPUT: Mapping[Path, Path] = {("input", 0): ("input",), ("input", 0, "chunks"): ("input",)}
 """The names of fields for late chunking, where ``input`` is one instance."""
 SUFFIXES = {"-query": "query", "-passage": "passage"}
 """Endings of a model's name that mean an ``input_type``, as in NVIDIA NIM."""
 
 
+class EmbeddingsRequest(VectorBody):
+    input: Annotated[
+        str | NonEmpty[Json],
+        about(
+            "A text, its token ids (--enable_token_inputs), or a list of such.",
+            expected=TEXTS_OR_IDS,
+            shown=(str, NonEmpty[str | TextObject], NonEmpty[Natural], NonEmpty[NonEmpty[Natural]]),
+        ),
+    ]
+    encoding_format: EncodingFormat = "float"
+    dimensions: Annotated[
+        Positive | None, about("Leading components of a vector.", also=("output_dimension",), parameter="dimensions")
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        about("Vectors with a length of 1.", also=("normalized", "use_activation"), parameter="normalize"),
+    ] = None
+    precision: Annotated[
+        Precision | None,
+        about("The type of a vector's numbers; binary and ubinary have a bit each.", also=("output_dtype",)),
+    ] = None
+    embedding_type: Annotated[
+        Precision | Literal["base64"] | None,
+        about("Another form of precision, in Jina and NVIDIA NIM; base64 is encoding_format.", instead_of="precision"),
+    ] = None
+    binary_zero: Annotated[bool | None, about("A bit for a component of 0.", parameter="binary_zero")] = None
+    representations: Annotated[
+        str | NonEmpty[str] | None,
+        about(
+            "Representations of each text, which is then an object of them: dense, sparse, multi_vector.",
+            parameter="representations",
+        ),
+    ] = None
+    input_type: Annotated[
+        str | None,
+        about("The purpose of the texts, which chooses the prompt: query, document, passage, ...", also=("task",)),
+    ] = None
+    prompt: Annotated[
+        str | None, about("A text before each text.", parameter="prompt", schema={"maxLength": MAX_PROMPT_LENGTH})
+    ] = None
+    prompt_name: PromptName = None
+    max_tokens: MaxTokens = None
+    stride: Annotated[Natural | None, about("Tokens that neighbouring windows share.", parameter="stride")] = None
+    late_chunking: Annotated[bool, about("The texts as chunks of one, embedded in one pass.")] = False
+    modality: Annotated[Json, only("text", because="the model reads texts")] = None
+    safety_identifier: Unused = None
+    prompt_cache_key: Unused = None
+    prompt_cache_retention: Unused = None
+    metadata: Annotated[
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None,
+        about("Without effect."),
+    ] = None
+    store: Annotated[Json, only(True, False, because="the service stores nothing")] = None
+    service_tier: Annotated[Json, only("auto", "default", because="the service has one tier")] = None
+
+
+EMBEDDINGS = Form(EmbeddingsRequest)
+
+
 async def create(service: Service, call: Call) -> Response:
     """Answers one request. Raises RequestError."""
     payload = without_suffix(call.json(), service.models)
-    model, parameters = read_request(service, call, "embeddings", FIELDS, payload)
-    # OpenAI's client asks for base64 by default, and leaves representations that are no vector of a text unchanged.
-    base64 = _wants_base64(parameters) and "representations" not in parameters and DENSE in representations(model)
-    query, single = read_query(parameters, model, call.budget, service.token_inputs)
-    late = parameters.flag(LATE_CHUNKING, False)
-    names = CHUNKS_OF_INPUT if late else SINGLE_INPUT if single else TOP_LEVEL
-    call.context.field_names = names.then(aliased(parameters, ALIASES))
+    model, body = read_body(service, call, EMBEDDINGS, TASKS["embeddings"], payload)
+    options = unit_length(model) | EMBEDDINGS.options(body) | read_truncation(body)
+    options |= read_purpose(body.input_type, model, call.context)
+    if body.embedding_type != "base64":
+        options |= read_precision(body.embedding_type or body.precision)
+    query, single = read_query(body, options, call.budget, service.token_inputs)
+    if body.late_chunking or single:
+        rename_fields(call.context, CHUNKS_OF_INPUT if body.late_chunking else SINGLE_INPUT)
     answers = await model.predict(query, call.context)
-    predictions = answers.predictions[0] if late else answers.predictions
+    predictions = answers.predictions[0] if body.late_chunking else answers.predictions
+    # OpenAI's client asks for base64 by default, and leaves representations that are no vector of a text unchanged.
+    wants_base64 = "base64" in (body.encoding_format, body.embedding_type) and body.representations is None
+    base64 = wants_base64 and DENSE in representations(model)
     data = [
         {"object": "embedding", "index": index, "embedding": to_base64(vector) if base64 else vector}
         for index, vector in enumerate(predictions)
     ]
-    body = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
-    return await reply_arrays(body, call.context, service.executor)
+    answer = {"object": "list", "data": data, "model": call.context.model_name, "usage": usage(answers)}
+    return await reply_arrays(answer, call.context, service.executor)
 
 
 def without_suffix(payload: Json, models: Models) -> Json:
@@ -109,15 +153,8 @@ def without_suffix(payload: Json, models: Models) -> Json:
     return {**payload, "model": name.removesuffix(suffix), "input_type": purpose}
 
 
-def _wants_base64(parameters: Parameters) -> bool:
-    """Whether vectors are base64. Jina has "base64" among the values of ``embedding_type``."""
-    if parameters.get("embedding_type") == "base64":
-        return True
-    return parameters.choice("encoding_format", "float", ("float", "base64")) == "base64"
-
-
 def read_query(
-    parameters: Parameters, model: Model, budget: RequestBudget, token_inputs: bool = False
+    body: EmbeddingsRequest, options: dict[str, Json], budget: RequestBudget, token_inputs: bool = False
 ) -> tuple[Query, bool]:
     """Returns the query of a request, and whether ``input`` is a single text. Raises InvalidInput for token ids if
     ``token_inputs`` is false; see read_texts for other errors."""
@@ -132,43 +169,31 @@ def read_query(
             raise InvalidInput(path, "text", "token ids", hint)
         return {"token_ids": ids}
 
-    texts, single = read_texts(("input",), plain_texts(parameters.get("input"), budget), budget, read_ids)
-    if parameters.flag(LATE_CHUNKING, False):
-        if "representations" in parameters:
-            raise InvalidInput("representations", f"no value beside {LATE_CHUNKING}, which has dense vectors")
+    texts, single = read_texts(("input",), plain_texts(body.input, budget), budget, read_ids)
+    if body.late_chunking:
+        if body.representations is not None:
+            raise InvalidInput("representations", "no value beside late_chunking, which has dense vectors")
         texts = [{"chunks": texts}]
-    return Query(texts, _options(parameters, model), name="input"), single
+    return Query(texts, options, name="input"), single
 
 
-def plain_texts(value: Json, budget: RequestBudget) -> Json:
-    """Returns ``input`` with strings in place of Jina's {"text": string}. Other values stay as they are."""
-    if not isinstance(value, list) or not value or type(value[0]) is int:  # a list of token ids may be longer
-        return value
-    budget.few("input", value)
-    if not any(isinstance(item, dict) for item in value):
-        return value
-    return [item["text"] if _is_text(item) else item for item in value]
+# The answer
 
 
-def _is_text(item: Json) -> bool:
-    return isinstance(item, dict) and item.keys() == {"text"} and isinstance(item["text"], str)
+class Embedding(Struct):
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[
+        Json,
+        about(
+            "A vector, its base64, a representation by name, or vectors of tokens.",
+            shown=(list[float], str, dict[str, Json], list[list[float]]),
+        ),
+    ]
 
 
-def _options(parameters: Parameters, model: Model) -> dict[str, Json]:
-    """Returns the parameters of the task. Fields of two APIs that mean the same can't be together."""
-    options = unit_length(model) | move_if_present(parameters, *PARAMETERS) | read_truncation(parameters)
-    for target in ("dimensions", "normalize"):
-        field = parameters.one_of(*ALIASES[target])
-        if field is not None:
-            options[target] = parameters.get(field)
-    if parameters.get("embedding_type") != "base64":
-        options |= read_precision(parameters, *PRECISION)
-    field = parameters.one_of(*PURPOSE)
-    return options if field is None else options | read_purpose(parameters, field, model)
-
-
-def to_base64(vector: Array) -> str:
-    """Encodes a vector [D] as base64 of little-endian float32, the default format of OpenAI's client, or of bytes for
-    a vector of another precision."""
-    numbers = vector.astype("<f4", copy=False) if vector.dtype.kind == "f" else vector
-    return b2a_base64(numbers.tobytes(), newline=False).decode("ascii")
+class EmbeddingsResponse(Struct):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage

@@ -4,12 +4,8 @@
     -> {"id": "rerank-...", "model": "m", "usage": {"prompt_tokens": 30, "total_tokens": 30},
         "results": [{"index": 1, "document": {"text": "..."}, "relevance_score": 0.98}]}
 
-The API also accepts the task's parameters, and the fields of the APIs that have the same body (dialects/fields.py):
-
-    Cohere  max_tokens_per_doc, max_chunks_per_doc, rank_fields; ``meta`` in the answer
-    Jina    ``object`` in the answer
-    Voyage  top_k, truncation; the results as ``data`` too
-    vLLM    max_tokens_per_query, truncate_prompt_tokens, truncation_side, use_activation, instruction; content parts
+The API also accepts the task's parameters, and the fields of Cohere, Jina, Voyage and vLLM, which have the same body.
+At the paths that they share, the answer has Jina's ``object``, Cohere's ``meta``, and the results as Voyage's ``data``.
 
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#re-rank-api,
 https://api.jina.ai/redoc#tag/rerank, https://docs.cohere.com/v1/reference/rerank and
@@ -18,100 +14,100 @@ https://docs.voyageai.com/reference/reranker-api
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from hf_transformer.api.bodies import usage
+from msgspec import UNSET, Struct, UnsetType
+
+from hf_transformer.api.bodies import TASKS, Usage, read_body, rename_fields, usage
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.fields import (
-    PER_TEXT,
-    TRUNCATE_PROMPT_TOKENS,
-    TRUNCATION_FIELDS,
-    aliased,
-    move_if_present,
-    read_content,
-    read_documents,
-    read_token_limits,
-    read_truncation,
+from hf_transformer.api.documents import (
+    INSTANCE,
+    Documents,
+    Ranked,
+    RankedText,
+    RankQuery,
+    read_ranking,
+    render_meta,
+    render_results,
 )
-from hf_transformer.api.errors import expect
-from hf_transformer.api.openai.fields import ignored_fields, read_request
 from hf_transformer.api.responses import reply_arrays
-from hf_transformer.api.service import Service
+from hf_transformer.api.retrieval import PairBody, PromptName, read_pair_options
+from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
+from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about
 from hf_transformer.types.http import Response
-from hf_transformer.types.paths import TOP_LEVEL
-from hf_transformer.types.request import Answers, Json, Query, RequestBudget
+from hf_transformer.types.request import Context, Json, Query
 
-PARAMETERS = (
-    *("return_documents", "prompt", "prompt_name", "instruction"),
-    *("window_score", "stride", "max_tokens", "truncate_document"),
-)
-"""Fields that are parameters of the task."""
-TOP, SCORES = ("top_n", "top_k"), ("raw_scores", "use_activation")
-ALIASES: Mapping[str, Sequence[str]] = {"top_n": TOP, "max_tokens": ("max_tokens", TRUNCATE_PROMPT_TOKENS)}
-"""The fields for each of the task's parameters that several APIs name differently."""
 MAX_CHUNKS = "max_chunks_per_doc"
-"""An upper bound of windows, which has no effect on a service without windows."""
-FIELDS = (
-    *("model", "query", "documents", "rank_fields", *ignored_fields("rerank")),
-    *(*PER_TEXT, *TOP, *SCORES, *TRUNCATION_FIELDS, *PARAMETERS, MAX_CHUNKS),
-)
-INSTANCE = TOP_LEVEL.then(
-    {
-        ("documents", 0): ("documents",),
-        ("documents", 0, "texts"): ("documents",),
-        ("documents", 0, "query"): ("query",),
-    }
-)
-"""The names of fields: the task has a single instance with all documents."""
+
+
+class RerankRequest(PairBody):
+    query: RankQuery
+    documents: Documents
+    top_n: Annotated[
+        Positive | None, about("Documents in the answer; all by default.", also=("top_k",), parameter="top_n")
+    ] = None
+    return_documents: Annotated[
+        bool | None, about("The documents in the answer; with text by default.", parameter="return_documents")
+    ] = None
+    rank_fields: Annotated[str | NonEmpty[str] | None, about("Fields of an object that are its text.")] = None
+    raw_scores: Annotated[bool | None, about("Logits as scores.", parameter="raw_scores")] = None
+    prompt: Annotated[
+        str | None, about("A text before the query.", parameter="prompt", schema={"maxLength": MAX_PROMPT_LENGTH})
+    ] = None
+    prompt_name: PromptName = None
+    max_tokens: Annotated[Positive | None, about("A length of pairs below the model's.", parameter="max_tokens")] = None
+    truncate_document: Annotated[
+        bool | None, about("Truncation of documents alone.", parameter="truncate_document")
+    ] = None
+    window_score: Annotated[
+        Literal["max", "mean"] | None,
+        about("The score of a document: its best or mean window.", parameter="window_score"),
+    ] = None
+    stride: Annotated[Natural | None, about("Tokens that neighbouring windows share.", parameter="stride")] = None
+    max_chunks_per_doc: Annotated[
+        Positive | None, about("Maximum windows of a document; without effect on a service without windows.")
+    ] = None
+
+
+RERANK = Form(RerankRequest)
 
 
 async def create(service: Service, call: Call, *, shared: bool = False, infinity: bool = False) -> Response:
     """Answers one request. At a path that other APIs share, the answer has the fields of all. In Infinity's API a
     document is a string, and absent by default. Raises RequestError."""
-    model, parameters = read_request(service, call, "rerank", FIELDS)
-    defaults: dict[str, Json] = {"return_documents": not infinity}  # True as vLLM and Jina do
-    if MAX_CHUNKS in parameters:
-        count, task = parameters.integer(MAX_CHUNKS, 1, 1), model.task
-        if task.settings.on_overflow == "window" and MAX_CHUNKS in task.parameters:
-            defaults[MAX_CHUNKS] = count
-        else:
-            note_ignored(MAX_CHUNKS, call.context.ignored)
-    query = read_query(parameters, call.budget, **defaults)
-    call.context.field_names = INSTANCE.then(aliased(parameters, ALIASES))
+    model, body = read_body(service, call, RERANK, TASKS["rerank"])
+    options = {"output_format": "kserve", "return_documents": not infinity}  # True as vLLM and Jina do
+    options |= _max_chunks(body.max_chunks_per_doc, model, call.context)
+    options |= RERANK.options(body) | read_pair_options(body)
+    fields = [body.rank_fields] if isinstance(body.rank_fields, str) else body.rank_fields
+    if fields is not None and len(set(fields)) < len(fields):
+        raise InvalidInput("rank_fields", "different fields", "the same field twice")
+    query = Query([read_ranking(body.query, body.documents, call.budget, fields)], options, name="documents")
+    rename_fields(call.context, INSTANCE)
     answers = await model.predict(query, call.context)
-    results = render_results(answers, parameters)
+    results = render_results(answers, body.documents)
     answer = {"id": f"rerank-{call.context.request_id}", "model": call.context.model_name, "usage": usage(answers)}
     if shared:
         answer |= {"object": "list", "meta": render_meta(answers, "1", searches=1)}
-        answer["data"] = with_texts(results, parameters.flag("return_documents", False))
+        answer["data"] = with_texts(results, body.return_documents is True)
     if infinity:
         answer["object"] = "rerank"
-        results = with_texts(results, parameters.flag("return_documents", False))
+        results = with_texts(results, body.return_documents is True)
     return await reply_arrays({**answer, "results": results}, call.context, service.executor)
 
 
-def render_results(answers: Answers, parameters: Parameters) -> list[Json]:
-    """Renders the scores of the request's only instance, best first. An object keeps its fields, as in Cohere."""
-    results, documents = [], parameters.get("documents")
-    for result in answers.predictions[0]:
-        original = documents[result["index"]]
-        fields = original if isinstance(original, dict) else {}
-        document = {"document": {"text": result["text"], **fields}} if "text" in result else {}
-        results.append({"index": result["index"], **document, "relevance_score": result["score"]})
-    return results
-
-
-def render_meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
-    """Renders Cohere's ``meta``: the version of the API and the numbers of tokens and searches."""
-    units: dict[str, Json] = {"search_units": searches} if searches else {"input_tokens": answers.tokens}
-    return {
-        "api_version": {"version": version},
-        "billed_units": units,
-        "tokens": {"input_tokens": answers.tokens},
-    }
+def _max_chunks(count: int | None, model: Model, context: Context) -> dict[str, Json]:
+    """Returns the parameter for an upper bound of windows, which has no effect on a service without windows."""
+    if count is None:
+        return {}
+    if model.task.settings.on_overflow == "window" and MAX_CHUNKS in model.task.parameters:
+        return {MAX_CHUNKS: count}
+    note_ignored(MAX_CHUNKS, context.ignored)
+    return {}
 
 
 def with_texts(results: Sequence[Json], with_documents: bool) -> list[Json]:
@@ -123,32 +119,24 @@ def with_texts(results: Sequence[Json], with_documents: bool) -> list[Json]:
     ]
 
 
-def read_query(parameters: Parameters, budget: RequestBudget, **defaults: Json) -> Query:
-    """Returns the query of a request: one instance with all documents. The task validates its own parameters, which
-    are ``defaults`` if absent.
-
-    Raises:
-        InvalidInput: a field is missing or has another type.
-        TooLarge: the request has too many documents.
-    """
-    query, rank_fields = parameters.get("query"), parameters.strings("rank_fields")
-    if rank_fields is not None and len(set(rank_fields)) < len(rank_fields):
-        raise InvalidInput("rank_fields", "different fields", "the same field twice")
-    if query is None:
-        raise InvalidInput("query", "a string", "nothing")
-    query = read_content(query, ("query",)) if isinstance(query, dict) else expect(query, str, "query", "a string")
-    texts = read_documents(parameters.get("documents"), budget, rank_fields)
-    options = {"output_format": "kserve", **defaults, **read_options(parameters)}  # this API ignores --output_format
-    return Query([{"query": query, "texts": texts}], options, name="documents")
+# Answers
 
 
-def read_options(parameters: Parameters) -> dict[str, Json]:
-    """Returns the parameters of the task. Raises InvalidInput for two fields that mean the same."""
-    options = move_if_present(parameters, *PARAMETERS)
-    options |= read_truncation(parameters) | read_token_limits(parameters)
-    top, scores = parameters.one_of(*TOP), parameters.one_of(*SCORES)
-    if top is not None:
-        options["top_n"] = parameters.get(top)
-    if scores is not None:
-        options["raw_scores"] = parameters.flag(scores, False) == (scores == "raw_scores")
-    return options
+class RerankResponse(Struct):
+    """Best document first. ``object``, ``meta`` and ``data`` are fields of paths that several APIs share."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[Ranked]
+    object: Literal["list"] | UnsetType = UNSET
+    meta: dict[str, Json] | UnsetType = UNSET
+    data: list[RankedText] | UnsetType = UNSET
+
+
+class InfinityRerankResponse(Struct):
+    id: str
+    object: Literal["rerank"]
+    model: str
+    usage: Usage
+    results: list[RankedText]

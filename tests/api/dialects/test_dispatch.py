@@ -7,14 +7,16 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec import defstruct
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import DialectRoute, by_path, choose_route, endpoints, errors_by_path
-from hf_transformer.api.dialects.table import ROUTES
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service
+from hf_transformer.api.table import ROUTES
 from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.types.fields import Form, OpenBody, json_schemas
 from hf_transformer.types.http import Response
 from tests.api.generating import ServedModel
 from tests.api.plain_request import PlainRequest
@@ -32,7 +34,7 @@ def route(dialect: str, *fields: str, path: str = "/shared", fails: bool = False
         handle=handle,
         render_error=lambda error, status: orjson.dumps({dialect: str(error), "status": status}),
         status=lambda error: error.status + 22,
-        fields=frozenset(fields),
+        form=Form(defstruct(dialect, [(name, Any) for name in fields], bases=(OpenBody,), kw_only=True)),
     )
 
 
@@ -91,11 +93,24 @@ def test_errors_outside_the_endpoints_have_the_form_of_the_first_dialect() -> No
 
 
 def test_routes_that_share_a_path_have_different_required_fields() -> None:
-    for path, routes in ROUTES.items():
-        fields = [route.fields for route in routes]
-        if len(fields) > 1:
-            assert all(fields) and len(set(fields)) == len(fields), path
-            assert not any(one < other for one in fields for other in fields), f"{path}: one is part of another"
+    shared = {path: [route.fields for route in routes] for path, routes in ROUTES.items() if len(routes) > 1}
+    assert shared
+    for path, fields in shared.items():
+        assert all(fields) and len(set(fields)) == len(fields), path
+        assert not any(one < other for one in fields for other in fields), f"{path}: one is part of another"
+
+
+def test_each_route_declares_its_body_tasks_and_answer() -> None:
+    declared = [route for routes in ROUTES.values() for route in routes if route.form is not None]
+    assert len(declared) > 30 and all(route.tasks for route in declared)
+    kinds = {route.form.kind for route in declared if route.form is not None}
+    rendered = {route.form.kind for route in declared if route.form and route.path.endswith("/render")}
+    answers = [answer for route in declared for answer in route.answers]
+    schemas, components = json_schemas([*kinds, *answers])
+    assert len(schemas) == len(kinds) + len(answers)
+    for kind in kinds - rendered:
+        for name, field in components[kind.__name__]["properties"].items():
+            assert field.get("description", "").endswith("."), f"{kind.__name__}.{name} has no sentence of help"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_sequences_are_texts_pairs_or_lists_of_both(inputs: Any, expected: Any) 
 )
 def test_other_sequences_are_refused(inputs: Any, says: str) -> None:
     with pytest.raises((InvalidInput, TooLarge), match=says):
-        tei_form.read_sequences(inputs, few(2))
+        tei_form.read_sequences(tei.PREDICT.read({"inputs": inputs}).inputs, few(2))
 
 
 def test_inputs_are_texts_and_token_ids() -> None:
@@ -107,18 +107,20 @@ def test_inputs_are_texts_and_token_ids() -> None:
 def test_fields_become_the_task_s_parameters() -> None:
     context = Context("id", {})
     fields = {"inputs": "a", "truncate": True, "truncation_direction": "Left", "normalize": None, "More\n": 1}
-    known = ("inputs", *tei_form.TRUNCATION, "normalize")
-    assert tei_form.read_parameters(fields, known, context) == {"truncation": True, "truncation_side": "left"}
+    body = tei_form.read(tei.EMBED, fields, context)
+    sent = {"truncation": True, "truncation_side": "left", "normalize": True}
+    assert tei_form.read_options(tei.EMBED, body) == sent
     assert context.ignored == ["More_"], "a name is made valid in a header"
-    right = tei_form.read_parameters({"truncation_direction": "Right"}, known, context)
-    assert right == {"truncation_side": "right"}, "also for a tokenizer that cuts the left side"
+    right = tei.EMBED_ALL.read({"inputs": "a", "truncation_direction": "Right"})
+    sent = {"truncation_side": "right"}
+    assert tei_form.read_options(tei.EMBED_ALL, right) == sent, "also for a tokenizer that cuts the left side"
     for direction in ("up", ["left"], 1):
         with pytest.raises(InvalidInput, match="truncation_direction: expected left or right"):
-            tei_form.read_parameters({"truncation_direction": direction}, known, context)
+            tei.EMBED.read({"inputs": "a", "truncation_direction": direction})
 
 
 def test_paths_of_the_task_become_fields() -> None:
-    name = tei.RERANK_NAMES
+    name = tei.RERANK.client_names({}).then(tei.RERANK_NAMES)
     assert name(("parameters", "truncation")) == ("truncate",)
     assert name(("parameters", "return_documents")) == ("return_text",)
     assert name(("texts", 0, "texts", 3)) == ("texts", 3) and name(("texts", 1)) == ("texts", 1)

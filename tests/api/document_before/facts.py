@@ -77,11 +77,12 @@ def _schema(place: str, schema: Any, document: Mapping[str, Any], inside: tuple[
             return
         inside = (*inside, reference)
         schema = {**_resolved({"$ref": reference}, document), **{k: v for k, v in schema.items() if k != "$ref"}}
+    beside = {name: schema[name] for name in LIMITS if name in schema}
     for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         if set(one) == {"required"}:
             yield f"{place}: one of the forms has {_text(one['required'])}"
         else:
-            yield from _schema(place, one, document, inside)
+            yield from _schema(place, {**beside, **one} if "$ref" not in one else one, document, inside)
     if "default" in schema and schema["default"] is not None:
         yield f"{place}: default {_text(schema['default'])}"
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -91,6 +92,9 @@ def _schema(place: str, schema: Any, document: Mapping[str, Any], inside: tuple[
     kinds = schema.get("type", [])
     limits = {name: schema[name] for name in LIMITS if name in schema}
     for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind == "boolean":
+            yield from (f"{place}: value true", f"{place}: value false")
+            continue
         if kind == "null":
             yield f"{place}: value null"
             continue

@@ -69,7 +69,7 @@ def test_a_chat_whose_json_expands_in_the_template_is_refused(name: str, service
     usual = {"model": service.model, "messages": MESSAGES, "max_tokens": 1}
 
     def ask(body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{service.url}{CHAT_COMPLETIONS}", json=body, timeout=SECONDS, trust_env=False)
+        return httpx.post(f"{service.url}{CHAT_COMPLETIONS}", json=body, timeout=SECONDS, trust_env=False, verify=False)
 
     assert ask(usual).status_code == 200  # the first answer takes memory of its own
     before = service.resident_bytes

@@ -167,6 +167,7 @@ def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
 def test_broken_bytes_behind_good_requests_get_no_answer_of_theirs(service: Service) -> None:
     """It may cost those that are not answered yet their answers, but it is never taken for one of theirs."""
     found = at_once(service, {str(good): post() * good + b"nonsense\r\n\r\n" for good in range(5)})
+    assert [answer.status for answer in found["0"]] == [400]
     for good, answers in found.items():
         statuses = [answer.status for answer in answers]
         assert statuses[-1:] == [400] or not statuses, (good, statuses)

@@ -20,7 +20,7 @@ PID = re.compile(r"Started server process \[(\d+)\]")
 def service_with(*flags: str, grpc: bool = False, environ: dict[str, str] | None = None) -> Service:
     """A service for the demo model."""
     more = (f"--enable_grpc={grpc}", *flags)
-    return Service(*flags_for("bert", MODEL_FOLDER, NOBODY, "v2", more), environ=environ)
+    return Service(*flags_for("bert", MODEL_FOLDER, NOBODY, "v2", more), environ=environ, forked=False)
 
 
 def started(service: Service, workers: int) -> bool:

@@ -46,15 +46,15 @@ def shell(
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+        return httpx.get(url, timeout=5.0, trust_env=False, verify=False).status_code == 200
     except httpx.TransportError:
         return False
 
 
 @pytest.mark.parametrize(
     "words",
-    ["exec {} <&- >&- 2>&-", "exec {} 2>&-", "exec {} >&-", "exec {} > /dev/full", "exec {} > /dev/full 2>&1"],
-    ids=["all closed", "no stderr", "no stdout", "a full disk", "a full disk for both"],
+    ["exec {} <&- >&- 2>&-", "exec {} 2>&-", "exec {} > /dev/full 2>&1"],
+    ids=["all closed", "no stderr", "a full disk"],
 )
 def test_the_service_serves_and_ends_with_closed_or_full_standard_streams(words: str, tmp_path: Path) -> None:
     """The service serves, says nothing of it, and ends with 0."""
@@ -62,7 +62,9 @@ def test_the_service_serves_and_ends_with_closed_or_full_standard_streams(words:
         assert poll(lambda: answers(url), SECONDS)
         if "full" in words:
             lost = re.compile(r"^hf_transformer_lost_log_lines_total [1-9]", re.MULTILINE)
-            assert poll(lambda: bool(lost.search(httpx.get(f"{url}/metrics", trust_env=False).text)), SECONDS)
+            assert poll(
+                lambda: bool(lost.search(httpx.get(f"{url}/metrics", trust_env=False, verify=False).text)), SECONDS
+            )
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 0
     assert "Traceback" not in (tmp_path / "log").read_text()
@@ -89,7 +91,7 @@ def test_a_sleeping_reader_of_the_log_blocks_nothing(tmp_path: Path) -> None:
                 seen = 0
                 while seen < 500:
                     seen += client.recv(2**20).count(b"HTTP/1.1 404")
-        text = httpx.get(f"{url}/metrics", trust_env=False).text
+        text = httpx.get(f"{url}/metrics", trust_env=False, verify=False).text
         lost = re.search(r"^hf_transformer_lost_log_lines_total (\S+)", text, re.MULTILINE)
         assert lost is not None and 0 < float(lost[1]) < LINES
         process.send_signal(signal.SIGTERM)
@@ -103,7 +105,7 @@ def connected_to(url: str) -> Iterator[socket.socket]:
         yield client
 
 
-@pytest.mark.parametrize("descriptors", [10, 20, 40])
+@pytest.mark.parametrize("descriptors", [10, 40])
 def test_too_few_descriptors_stop_the_start(descriptors: int, tmp_path: Path) -> None:
     with shell(f"ulimit -n {descriptors}; exec {{}}", log=tmp_path / "log") as (process, _):
         assert process.wait(SECONDS) == 2

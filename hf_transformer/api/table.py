@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
+from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import cohere, jina, nim, render, tei, vllm, voyage
 from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path
@@ -24,7 +26,15 @@ from hf_transformer.types.request import Json
 Create = Callable[[Service, Call], Awaitable[Response]]
 
 
-def _openai(path: str, create: Create, *fields: str, dialect: str = "openai") -> DialectRoute:
+def _embeddings(path: str, dialect: str = "openai") -> DialectRoute:
+    return _openai(path, dialect, "embeddings", embeddings.create, embeddings.EmbeddingsResponse)
+
+
+def _rerank(path: str) -> DialectRoute:
+    return _openai(path, "openai", "rerank", partial(rerank.create, shared=True), rerank.RerankResponse)
+
+
+def _openai(path: str, dialect: str, endpoint: str, create: Create, answer: Any) -> DialectRoute:
     async def handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
         return await create(service, call)
 
@@ -33,22 +43,23 @@ def _openai(path: str, create: Create, *fields: str, dialect: str = "openai") ->
         dialect=dialect,
         handle=handle,
         render_error=render_for_all,
-        fields=frozenset(fields),
+        form=embeddings.EMBEDDINGS if endpoint == "embeddings" else rerank.RERANK,
+        tasks=TASKS[endpoint],
+        answers=(answer,),
     )
 
 
-OPENAI = (
-    *[_openai(path, embeddings.create, "input") for path in ("/embeddings", "/v1/embeddings")],
-    *[_openai(path, partial(rerank.create, shared=True), "query", "documents") for path in ("/rerank", "/v1/rerank")],
-)
-INFINITY = (
-    _openai("/infinity/embeddings", embeddings.create, dialect="infinity"),
-    _openai("/infinity/rerank", partial(rerank.create, infinity=True), dialect="infinity"),
-)
+INFINITY_RERANK = partial(rerank.create, infinity=True)
 """Infinity's form of a rerank answer differs from vLLM's for the same body, so it has a path of its own."""
+OPENAI = (
+    *[_embeddings(path) for path in ("/embeddings", "/v1/embeddings")],
+    *[_rerank(path) for path in ("/rerank", "/v1/rerank")],
+    _embeddings("/infinity/embeddings", "infinity"),
+    _openai("/infinity/rerank", "infinity", "rerank", INFINITY_RERANK, rerank.InfinityRerankResponse),
+)
 ROUTES: Table = by_path(
     (
-        *(*OPENAI, *INFINITY, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES),
+        *(*OPENAI, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES),
         *(*vllm.ROUTES, *render.ROUTES, *nim.ROUTES),
     )
 )
