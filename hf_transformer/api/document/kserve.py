@@ -18,12 +18,14 @@ from hf_transformer.api.document.operation import (
 from hf_transformer.api.document.pending import pending
 from hf_transformer.api.document.schemas import Answer, Schemas, distinct, nullable
 from hf_transformer.api.document.service import ErrorAnswer, Links
+from hf_transformer.api.nim_tensors import EMBEDDINGS, TOKEN_COUNT
 from hf_transformer.api.tokenize import PromptedTokenizeParameters, TokenizeParameters
 from hf_transformer.api.v1_tokenize import DetokenizeParameters
 from hf_transformer.generation.task import GENERATIVE, TASK_CLASSES
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.declaration import Example, array, closed, takes_strings
 from hf_transformer.tasks.options import parameter_schemas
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.fields import NO_EFFECT, Body, Natural, OpenBody, Positive, about, json_schemas
 from hf_transformer.types.request import Json
 
@@ -397,7 +399,7 @@ class V1DetokenizeResponse(Answer):
 
 
 def tokenize_request(schemas: Schemas) -> Json:
-    prompts = any(task.name == "text_embedding" for task in schemas.tasks)
+    prompts = any(task is TextEmbedding for task in schemas.tasks)
     options = schemas.of(PromptedTokenizeParameters if prompts else TokenizeParameters)
     return schemas.reference(
         "V1TokenizeRequest",
@@ -686,6 +688,9 @@ BACKEND_OUTPUTS: Json = {
 }
 
 
+NIM_OUTPUTS: Json = {"description": "In NVIDIA NIM's form.", "enum": [EMBEDDINGS, TOKEN_COUNT]}
+
+
 def input_schema(schemas: Schemas) -> Json:
     def make() -> Json:
         names = [[field.name, *field.other_names] for task in schemas.tasks for field in task.fields]
@@ -702,7 +707,9 @@ def input_schema(schemas: Schemas) -> Json:
 def output_name(schemas: Schemas) -> Json:
     def make() -> Json:
         optional = distinct({"const": name} for task in schemas.tasks for name in task.switched_on_by)
-        return {"anyOf": [*optional, {"const": "output-0"}, *([BACKEND_OUTPUTS] if schemas.generates else [])]}
+        embeds = any(task is TextEmbedding for task in schemas.tasks)
+        more = [*([NIM_OUTPUTS] if embeds else []), *([BACKEND_OUTPUTS] if schemas.generates else [])]
+        return {"anyOf": [*optional, {"const": "output-0"}, *more]}
 
     return schemas.reference("V2OutputName", make)
 

@@ -131,7 +131,7 @@ MODELS = Operation(
     only_with_prefix=True,
 )
 OPERATIONS = (
-    *(COMPLETIONS, CHAT, RESPONSES, EMBEDDINGS, RERANK, MODELS),
+    *(EMBEDDINGS, RERANK, COMPLETIONS, CHAT, RESPONSES, MODELS),
     MODELS.at(
         f"{PREFIX}/v1/models/{{model}}", "openaiModel", summary="A model", answer=OpenAIModel, returns="The model."
     ),

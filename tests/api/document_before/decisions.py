@@ -20,6 +20,7 @@ DECISIONS: dict[str, str] = {
     r"\+ GET /info, 200\.models\[\]\.purpose: .*": "/info has the task in a few words",
     r"\+ GET /v1/models/\{model\}/info, 200\.generation\.full_text: .*": "the answer had the field already",
     # V1 and V2
+    rf"\+ POST {PATH}/infer, .*: value \"(embeddings|token_count)\"": "NIM's names of outputs were missing",
     rf"- GET {PATH}/config, 200\.output\[\]\.optional: .*": "a closed object needs no field that it refuses",
     r"[+-] GET /v1/models/\{model\}, 503\.error: (required|optional)": "a declared model that is not loaded has an "
     "error in the service's form, without name and ready",
