@@ -24,7 +24,7 @@ from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, read_texts, renam
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects import generative_scoring
 from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
-from hf_transformer.api.dialects.routes import ALL, DialectRoute, ItemList, Kind, TypedHandler, listed, typed_route
+from hf_transformer.api.dialects.routes import ALL, DialectRoute, Kind, ListHead, TypedHandler, listed, typed_route
 from hf_transformer.api.documents import SINGLE_INPUT, Document, read_document, read_documents, to_base64
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.responses import reply_arrays
@@ -376,7 +376,7 @@ class Score(Struct):
     score: float
 
 
-class ScoreList(ItemList):
+class ScoreList(ListHead):
     data: list[Score]
 
 
@@ -387,7 +387,7 @@ class Class(Struct):
     num_classes: int
 
 
-class ClassList(ItemList):
+class ClassList(ListHead):
     data: list[Class]
 
 
@@ -397,7 +397,7 @@ class Pooled(Struct):
     data: Annotated[Json, about("A vector, a list of them, or base64.")]
 
 
-class PooledList(ItemList):
+class PooledList(ListHead):
     data: list[Pooled]
 
 
