@@ -34,7 +34,7 @@ from benchmarks.report import machine
 from benchmarks.tokenizing import NATURAL
 from benchmarks.tokenizing import measure as measure_words
 from benchmarks.wire import canned_server, cpu_per_request
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.observability.logging import FORMAT, LATENCY_LOGGER, TIME_FORMAT, LatencyLog, LineHandler
 from hf_transformer.observability.metrics import SECONDS
 from hf_transformer.observability.series import LightCounter, LightHistogram

@@ -143,34 +143,34 @@ def _systems(
 
 
 def _rows(
-    form: str, cells: Sequence[Cell], found: Mapping[tuple[str, Cell], Result], others: Sequence[str]
+    form: str, cells: Sequence[Cell], results: Mapping[tuple[str, Cell], Result], versions: Sequence[str]
 ) -> list[str]:
     """One row for each cell, other checkout and figure."""
     rows = []
     for cell in cells:
-        for version in others:
-            pair = [found.get((_system_name(form, name), cell)) for name in (OURS, version)]
-            service, other = pair
-            if service is None or other is None:
+        for version in versions:
+            pair = [results.get((_system_name(form, name), cell)) for name in (OURS, version)]
+            service, peer = pair
+            if service is None or peer is None:
                 continue
             for figure, name in FIGURES.items():
-                new, old = service.values(figure), other.values(figure)
+                new, old = service.values(figure), peer.values(figure)
                 if not new or not old or 0 in old:  # not measured in this cell, or less than a tick of CPU
                     continue
-                medians = f"{shown(service.median(figure))} | {shown(other.median(figure))}"
+                medians = f"{shown(service.median(figure))} | {shown(peer.median(figure))}"
                 rows.append(f"| {cell.name} | {form} | {name} | {version} | {medians} | {paired(new, old)} |")
     return rows
 
 
 def _rows_beside_triton(
-    form: str, cells: Sequence[Cell], found: Mapping[tuple[str, Cell], Result], versions: Sequence[str]
+    form: str, cells: Sequence[Cell], results: Mapping[tuple[str, Cell], Result], versions: Sequence[str]
 ) -> list[str]:
     """One row for each cell, version, way to Triton alone, and figure."""
     rows = []
     for cell in cells:
         for peer in BARE.get(form, ()):
             for version in versions:
-                service, alone = found.get((_system_name(form, version), cell)), found.get((peer, cell))
+                service, alone = results.get((_system_name(form, version), cell)), results.get((peer, cell))
                 if service is None or alone is None:
                     continue
                 for figure in ("per_second", "p50_ms"):

@@ -19,8 +19,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from hf_transformer.commands.child_process import ChildProcess
 from hf_transformer.commands.demo import DEFAULT_TASK, default_model_repository, demos
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, exchange, is_ready, reserved_ports
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, exchange, is_ready, reserved_ports
 
 MODEL = demos()[DEFAULT_TASK]
 PAUSE_SECONDS, MOST_SECONDS = 0.01, 120.0

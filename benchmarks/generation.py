@@ -39,7 +39,8 @@ from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds
 from benchmarks.repository import CODE, TensorConfig, python_config
 from benchmarks.token_price import PricePage, PriceRuns
 from hf_transformer import __version__
-from hf_transformer.commands.local_triton import HOST, LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.generate import encode_generate_request
 from hf_transformer.protocol.grpc import SERVICE, encode_infer_request
 from hf_transformer.types.tensors import Tensor

@@ -47,7 +47,8 @@ from benchmarks.repository import CODE, PACKAGE, python_config
 from benchmarks.systems import REGIONS_PATH
 from hf_transformer.commands.bench.load import Figures, Target, send
 from hf_transformer.commands.bench.requests import random_texts
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton
+from hf_transformer.commands.local_triton import SHARED_MEMORY, LocalTriton
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.predictor.base import Address
 
 WORDS: Final = (9, 60, 250)

@@ -39,7 +39,9 @@ from benchmarks.load import LoadFailed, get
 from benchmarks.pairs import Checkout, add_flags, environment, paired
 from benchmarks.processes import ROOT, ServiceProcess, cpu_seconds, variables
 from benchmarks.repository import lay_out
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, poll, reserved_port
+from hf_transformer.commands.child_process import ChildProcess, poll
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, reserved_port
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 

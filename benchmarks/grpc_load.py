@@ -13,7 +13,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.load import Load, LoadFailed
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 

@@ -25,7 +25,8 @@ from typing import Any, Final
 
 import httpx
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST
 
 ROOT: Final = Path(__file__).parents[1]
 MODELS: Final = ROOT / "deploy" / "model_repository"
@@ -126,11 +127,11 @@ def service(row: Row, root: Path, triton: LocalTriton, group: Path) -> Iterator[
         enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
         process = subprocess.Popen([*enter, *command], cwd=root, stdout=log, stderr=log)
         try:
-            while not (found := LISTENING.search(text := Path(log.name).read_text())) and process.poll() is None:
+            while not (listening := LISTENING.search(text := Path(log.name).read_text())) and process.poll() is None:
                 time.sleep(PAUSE)
-            if found is None:
+            if listening is None:
                 raise SystemExit(text)
-            yield process, f"http://{HOST}:{found[1]}"
+            yield process, f"http://{HOST}:{listening[1]}"
         finally:
             process.terminate()
             process.wait()
@@ -201,14 +202,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout to measure")
-    given = parser.parse_args()
-    names = given.rows or list(ROWS)
+    arguments = parser.parse_args()
+    names = arguments.rows or list(ROWS)
     models = sorted({ROWS[name].model for name in names})
     print("| row | bodies | statuses | s | p99 of the other client, ms | peak, MiB | end, MiB |")
     print("|---|---|---|---:|---:|---:|---:|", flush=True)
     with LocalTriton(MODELS, environment=ROOT / ".venv-triton", models=models) as triton:
         for name in names:
-            print(measure(name, given.root.resolve(), triton), flush=True)
+            print(measure(name, arguments.root.resolve(), triton), flush=True)
 
 
 if __name__ == "__main__":

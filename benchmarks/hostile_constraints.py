@@ -24,8 +24,10 @@ from typing import Any, Final
 
 import httpx
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.demo import default_model_repository
-from hf_transformer.commands.local_triton import LocalTriton, poll, reserved_port
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import reserved_port
 from tests.generation.hostile_constraints import COMPILED
 from tests.support.triton_environment import triton_environment
 
@@ -102,14 +104,14 @@ async def attack(process: subprocess.Popen[bytes], group: Path, port: int, const
             except httpx.TransportError as error:
                 statuses[type(error).__name__] += 1
 
-        other = asyncio.create_task(other_client())
+        other_clients = asyncio.create_task(other_client())
         await asyncio.sleep(1)
         began = time.perf_counter()
         await asyncio.gather(*(send(number) for number in range(at_once)))
         took = time.perf_counter() - began
         await asyncio.sleep(5)
-        other.cancel()
-        await asyncio.wait([other])
+        other_clients.cancel()
+        await asyncio.wait([other_clients])
     peak, end = (int((group / f"memory.{name}").read_text()) >> 20 for name in ("max_usage_in_bytes", "usage_in_bytes"))
     state = "alive" if process.poll() is None else f"DIED {process.returncode}"
     percentile = statistics.quantiles(latencies, n=100)[98] * 1e3

@@ -75,12 +75,12 @@ def measure_instructions(options: Options, folder: Path) -> int:
 
 def table(results: Mapping[str, Mapping[str, Count]]) -> Sequence[str]:
     """The lines of a Markdown table of counts by version and form. The first version is compared with the others."""
-    first, *others = results
-    columns = ["form", "texts in a batch", first, *(f"{name} | {first} / {name}" for name in others)]
-    lines = [f"| {' | '.join(columns)} |", f"|---|{'---:|' * (2 + 2 * len(others))}"]
+    first, *alternatives = results
+    columns = ["form", "texts in a batch", first, *(f"{name} | {first} / {name}" for name in alternatives)]
+    lines = [f"| {' | '.join(columns)} |", f"|---|{'---:|' * (2 + 2 * len(alternatives))}"]
     for form, ours in results[first].items():
         cells = [form, f"{ours.rows:.1f}", f"{ours.instructions:,.0f}"]
-        for name in others:
+        for name in alternatives:
             theirs = results[name][form].instructions
             cells += [f"{theirs:,.0f}", f"{ours.instructions / theirs:.3f}"]
         lines.append(f"| {' | '.join(cells)} |")

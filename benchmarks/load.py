@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.cases import DIMENSIONS, Case, Model
 from benchmarks.repository import ANSWER
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 
 HEADER: Final = "Inference-Header-Content-Length"
 SCRIPT: Final = Path(__file__).with_name("wrk.lua")

@@ -16,7 +16,8 @@ from benchmarks.cases import Cell
 from benchmarks.load import LoadFailed
 from benchmarks.processes import cpu_seconds, settle
 from benchmarks.systems import System
-from hf_transformer.commands.local_triton import ChildProcess, LocalTriton
+from hf_transformer.commands.child_process import ChildProcess
+from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import LoadError
 
 Say = Callable[[str], None]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 
 POLL_SECONDS: Final = 0.005
 """Interval of checks for due requests."""

@@ -14,7 +14,9 @@ from typing import Final, Self
 import psutil
 
 from benchmarks.pairs import Checkout
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, is_ready, poll, session_members
+from hf_transformer.commands.child_process import ChildProcess, poll, session_members
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, is_ready
 from hf_transformer.errors import LoadError
 
 ROOT: Final = Path(__file__).parents[1]

@@ -78,8 +78,8 @@ def write_results(results: Sequence[Result], options: Options, seconds: float) -
 
 def user_table(results: Sequence[Result]) -> list[str]:
     """One row for each system, in groups without and with shared memory."""
-    found = {(result.system, result.cell): result for result in results}
-    columns = [column for column in COLUMNS if any(cell == column[0] for _, cell in found)]
+    by_cell = {(result.system, result.cell): result for result in results}
+    columns = [column for column in COLUMNS if any(cell == column[0] for _, cell in by_cell)]
     names = list(dict.fromkeys(result.system for result in results))
     lines = [
         f"| | {' | '.join(title for _, _, title in columns)} |",
@@ -87,7 +87,7 @@ def user_table(results: Sequence[Result]) -> list[str]:
     ]
     for name in [*(name for name in names if IN_MEMORY not in name), *(name for name in names if IN_MEMORY in name)]:
         cells = [
-            spread(result, field) if (result := found.get((name, cell))) is not None else "-"
+            spread(result, field) if (result := by_cell.get((name, cell))) is not None else "-"
             for cell, field, _ in columns
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")

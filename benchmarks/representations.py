@@ -35,7 +35,8 @@ from benchmarks.pairs import environment
 from benchmarks.processes import RESULTS, ServiceProcess
 from benchmarks.repository import CODE, TensorConfig, python_config
 from hf_transformer.commands.bench.load import Target, send
-from hf_transformer.commands.local_triton import HOST, LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.predictor.base import Address
 
 WORDS: Final = (9, 60, 250)

@@ -281,10 +281,10 @@ def _parts(
     frontend, call_cpu, hops = None, 0.0, []
     if machine is None:
         all_cores = [Cores(simulation, 1) for _ in range(plan.services)]
-        own = all_cores
+        core_sets = all_cores
     else:
         all_cores = [Cores(simulation, machine.services)]
-        own = all_cores * plan.services
+        core_sets = all_cores * plan.services
         others = all_cores[0] if machine.others is None else Cores(simulation, machine.others)
         hops = [Hop(Process(others), machine.generator), Hop(Process(others), machine.proxy)]
         frontend, call_cpu = Process(others), machine.triton
@@ -311,7 +311,7 @@ def _parts(
 
     services = [
         Service(simulation, Process(cores), figures.times, figures.settings, caller(number))
-        for number, cores in enumerate(own)
+        for number, cores in enumerate(core_sets)
     ]
     return tritons, services, all_cores, hops
 
@@ -374,11 +374,11 @@ def table(
                 "Tritons apart": apart(figures, rate, policy, call_policy),
             }
             for kind, plans in kinds.items():
-                found = smallest(figures, rate, p99 / 1000, plans)
-                if found is None:
+                smallest_plan = smallest(figures, rate, p99 / 1000, plans)
+                if smallest_plan is None:
                     lines.append(f"| {rate:,.0f} | {p99:g} | none holds it, {kind} | - | - | - | - | - |")
                     continue
-                plan, result = found
+                plan, result = smallest_plan
                 lines.append(
                     f"| {rate:,.0f} | {p99:g} | {plan} | {1000 * result.p50:.1f} | {1000 * result.p99:.1f} "
                     f"| {result.rows:.1f} | {100 * result.service:.0f} % | {100 * result.triton:.0f} % |"

@@ -35,15 +35,9 @@ from benchmarks.overload import BATCH, POSITIONS, Texts, body_of, lay_out_model
 from benchmarks.processes import ServiceProcess, settle
 from benchmarks.scaling import Figures, Machine, Model, Plan
 from benchmarks.simulation import WARM_UP, BatchSettings, Load, ServiceTimes
-from hf_transformer.commands.local_triton import (
-    HOST,
-    ChildProcess,
-    LocalTriton,
-    exchange,
-    is_ready,
-    reserved_port,
-    session_members,
-)
+from hf_transformer.commands.child_process import ChildProcess, session_members
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, exchange, is_ready, reserved_port
 
 GOAL: Final = 0.2
 """The largest relative error of the simulation."""
@@ -182,7 +176,7 @@ class Testbed:
                 proxy.terminate()
 
     def use(self) -> Use:
-        """What all processes have used so far."""
+        """CPU seconds and counters of all processes so far."""
         assert self.proxy is not None
         calls = rows = 0.0
         for service in self.services:
@@ -286,11 +280,11 @@ def exact_cpu_seconds(pids: Sequence[int]) -> float:
 def pin(testbed: Testbed) -> None:
     """Gives the services the first core and all others the second, or all of them to all."""
     cores = sorted(ALL_CORES)[:2]
-    own, others = ({cores[0]}, {cores[1]}) if testbed.setup.is_pinned else (set(cores), set(cores))
+    service_cores, other_cores = ({cores[0]}, {cores[1]}) if testbed.setup.is_pinned else (set(cores), set(cores))
     services = [pid for service in testbed.services for pid in session_members(service.child.pid)]
     assert testbed.proxy is not None
     rest = [os.getpid(), *session_members(testbed.proxy.pid), *session_members(testbed.triton.child.pid)]
-    for pids, affinity in ((services, own), (rest, others)):
+    for pids, affinity in ((services, service_cores), (rest, other_cores)):
         for pid in pids:
             for task in Path(f"/proc/{pid}/task").glob("*"):
                 try:
@@ -346,11 +340,11 @@ def fit_runs(cells: Sequence[tuple[int, int, float]]) -> tuple[float, float, flo
     times = np.array([ms for _, _, ms in cells])
     columns = np.array([(1.0, rows, rows * width) for rows, width, _ in cells]) / times[:, None]
     while True:
-        found = np.linalg.lstsq(columns[:, kept], np.ones(len(cells)), rcond=None)[0]
-        if (found >= 0).all():
-            result = dict(zip(kept, map(float, found), strict=True))
+        factors = np.linalg.lstsq(columns[:, kept], np.ones(len(cells)), rcond=None)[0]
+        if (factors >= 0).all():
+            result = dict(zip(kept, map(float, factors), strict=True))
             return result.get(0, 0.0), result.get(1, 0.0), result.get(2, 0.0)
-        kept = [column for column, value in zip(kept, found, strict=True) if value >= 0]
+        kept = [column for column, value in zip(kept, factors, strict=True) if value >= 0]
 
 
 def fit_batches(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -405,11 +399,11 @@ def capacity(figures: Figures, machine: Machine) -> float:
     """Requests per second that fill the model, or all cores, with full batches; or the services' own core with batches
     of one text, since larger ones form only when it is full."""
     times, calls = figures.times, 1 / figures.rows
-    others = machine.generator + machine.proxy + machine.triton * calls
+    other_seconds = machine.generator + machine.proxy + machine.triton * calls
     if machine.others is None:
-        return min(figures.triton_capacity, machine.services / (1 / figures.service_capacity + others))
+        return min(figures.triton_capacity, machine.services / (1 / figures.service_capacity + other_seconds))
     alone = times.request + times.answer + times.batch + times.reply
-    return min(figures.triton_capacity, machine.services / alone, machine.others / others)
+    return min(figures.triton_capacity, machine.services / alone, machine.others / other_seconds)
 
 
 HEAD: Final = """\
@@ -527,9 +521,9 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
     """results/scaling.md."""
     example = scaling.read_figures(scaling.FIGURES / "h100_bert_large.json")
     rate, balanced = scaling.balancers(example)
-    within, others = sum(one.error <= GOAL for one in compared), max(one.other_work for one in compared)
+    within, other_work = sum(one.error <= GOAL for one in compared), max(one.other_work for one in compared)
     noise = (
-        f"The machine was not quiet: other programs took up to {others:.1f} of its two cores. They delay the real "
+        f"The machine was not quiet: other programs took up to {other_work:.1f} of its two cores. They delay the real "
         "processes, not the simulated ones: the p99 most, and most of all where the services' CPU is the limit.\n"
     )
     return "\n".join(
@@ -552,7 +546,7 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
             "of the rounds, with the smallest and the largest; simulated ones are medians of "
             f"{SIMULATIONS} seeds. Latencies are the load generator's, from when a request is due. *Other work* is "
             "what else ran on the machine.\n",
-            *([noise] if others > QUIET else []),
+            *([noise] if other_work > QUIET else []),
             HEAD,
             *(one.row for one in compared),
             "\nThe machine has two cores for everything: services, nginx, Triton and the load generator. So the model "

@@ -32,8 +32,11 @@ import httpx
 
 from benchmarks.pairs import environment
 from benchmarks.processes import ROOT, resident_bytes, variables
+from hf_transformer.commands.child_process import ChildProcess
 from hf_transformer.commands.demo import default_model_repository, demos, entry
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, reserved_ports, service_running
+from hf_transformer.commands.local_service import service_running
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, reserved_ports
 
 REPOSITORY: Final = default_model_repository()
 TASKS: Final = ("fill_mask", "sequence_classification", "token_classification", "rerank", "text_embedding")

@@ -28,7 +28,8 @@ import psutil
 
 from benchmarks.pairs import Checkout, add_flags, environment, interval, paired
 from benchmarks.processes import ROOT, variables
-from hf_transformer.commands.local_triton import HOST, LocalTriton, is_ready, reserved_port
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, is_ready, reserved_port
 
 REPOSITORY: Final = ROOT / "deploy" / "model_repository"
 BODY: Final = b'{"instances": ["The capital of france is [MASK]."]}'

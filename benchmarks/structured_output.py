@@ -96,13 +96,13 @@ def mask_times(compiler: GrammarCompiler, constraint: Constraint, ends: frozense
 
 async def rates(made: LogitsGenerator, sampling: Sampling, rounds: int, together: int) -> float:
     """Median of tokens per second, with several texts together."""
-    found = []
+    rates_of_rounds = []
     for _ in range(rounds):
         started = time.perf_counter()
         texts = await asyncio.gather(*(steps(made, Prompt("a", (97,)), sampling) for _ in range(together)))
         count = sum(len(step.ids) for text in texts for step in text)
-        found.append(count / (time.perf_counter() - started))
-    return statistics.median(found)
+        rates_of_rounds.append(count / (time.perf_counter() - started))
+    return statistics.median(rates_of_rounds)
 
 
 async def measure(size: int, tokens: int, rounds: int) -> bool:

@@ -38,7 +38,9 @@ from benchmarks.load import (
 from benchmarks.pairs import Checkout
 from benchmarks.processes import READY_SECONDS, ServiceProcess, variables
 from benchmarks.repository import ensemble_name
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, ChildProcess, LocalTriton, is_ready, reserved_port
+from hf_transformer.commands.child_process import ChildProcess
+from hf_transformer.commands.local_triton import SHARED_MEMORY, LocalTriton
+from hf_transformer.commands.loopback import HOST, is_ready, reserved_port
 
 WRK: Final = "Triton alone, wrk"
 PERF_ANALYZER: Final = "Triton alone, perf_analyzer"

@@ -26,7 +26,7 @@ import uvloop
 
 from benchmarks.pairs import Checkout
 from benchmarks.processes import ROOT, ServiceProcess, cpu_seconds, variables
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.grpc import SERVICE, encode_infer_request
 from hf_transformer.types.tensors import Tensor
 

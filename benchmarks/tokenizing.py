@@ -41,8 +41,8 @@ from benchmarks.repository import PACKAGE
 from benchmarks.texts import Words
 from hf_transformer import __version__
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.load import load_fast
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 

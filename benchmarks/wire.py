@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import uvloop
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 
 CONNECTIONS: Final = 32
 Reads = Sequence[Sequence[bytes]]

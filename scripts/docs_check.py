@@ -51,7 +51,7 @@ def problems(site: Path, addresses: Sequence[str]) -> Iterator[str]:
 
 
 def fault_of(link: str, path: Path, pages: dict[Path, Page], site: Path, addresses: Sequence[str]) -> str | None:
-    """What is wrong with a link of the page, None if nothing is."""
+    """The fault of a link of the page; None for a good link."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc:
         own = OWN.match(link) or any(link.startswith(address.rstrip("/")) for address in addresses)

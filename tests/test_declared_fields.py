@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from msgspec import Meta
 
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.types.fields import (
     NO_EFFECT,
     Body,
@@ -151,6 +151,45 @@ FAULTS: dict[str, tuple[Any, str]] = {
 def test_an_error_names_the_field_and_what_was_expected(payload: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as found:
         FORM.read(payload)
+    assert str(found.value) == message
+
+
+class Limited(Body):
+    n: Annotated[Annotated[int, Meta(ge=1, le=128)] | None, about(also=("count",), limits="texts per prompt")] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=2)] | None, about(expected="a string or a list", limits="strings")
+    ] = None
+    suffix: Annotated[Any, only("", because="the service can't insert text")] = None
+    call: Annotated[Any, only(because="calls are elsewhere")] = None
+    one: Annotated[Any, only(1)] = None
+    true: Annotated[Any, only(True)] = None
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind", "message"),
+    [
+        ({"n": 129}, TooLarge, "n: expected at most 128 texts per prompt, got 129"),
+        ({"count": 129}, TooLarge, "count: expected at most 128 texts per prompt, got 129"),
+        ({"n": 0}, InvalidInput, "n: expected 1 or more, got 0"),
+        ({"n": True}, InvalidInput, "n: expected a whole number, got a boolean"),
+        ({"stop": [1] * 3}, TooLarge, "stop: expected at most 2 strings, got 3"),
+        ({"stop": [1]}, InvalidInput, "stop[0]: expected a string, got a number"),
+        ({"stop": 1}, InvalidInput, "stop: expected a string or a list, got a number"),
+        ({"suffix": "x"}, InvalidInput, "suffix: expected \"\", got 'x'; the service can't insert text"),
+        ({"one": True}, InvalidInput, "one: expected 1, got true"),
+        ({"true": 1}, InvalidInput, "true: expected true, got 1"),
+        ({"call": {}}, InvalidInput, "call: expected no such field, got an empty object; calls are elsewhere"),
+    ],
+    ids=str,
+)
+def test_a_field_s_own_limit_is_too_large_and_counted_first(
+    payload: Any, kind: type[RequestError], message: str
+) -> None:
+    form = Form(Limited)
+    assert form.read({"n": 128, "stop": ["a", "b"], "suffix": "", "call": None}).n == 128
+    assert form.aliases({"count": 1}) == {"n": "count"}
+    with pytest.raises(kind) as found:
+        form.read(payload)
     assert str(found.value) == message
 
 

@@ -64,11 +64,11 @@ def test_the_command_names_the_origin(
 ) -> None:
     (tmp_path / "a b").mkdir()
     (tmp_path / "x.whl").touch()
-    place = str(tmp_path)
+    folder = str(tmp_path)
     if origin is not None:
-        origin = {**origin, "url": origin["url"].replace("/{}", place)}
+        origin = {**origin, "url": origin["url"].replace("/{}", folder)}
     installed(monkeypatch, tmp_path, origin)
-    assert install_command("structured") == command.replace("/{}", place).replace("{}", place)
+    assert install_command("structured") == command.replace("/{}", folder).replace("{}", folder)
 
 
 def test_in_the_checkout_its_name_is_a_dot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_lines_have_at_most_100_columns(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not str(page).startswith(NOT_WRAPPED)], ids=str)
 def test_commands_and_json_have_at_most_100_columns(page: Path) -> None:
-    """What a command prints may be longer."""
+    """The output of a command may be longer."""
     for language, block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
         for line in block.splitlines():
             assert len(line) <= COLUMNS or (language == "console" and not line.startswith("$ ")), line

@@ -78,7 +78,7 @@ def readme(wheel: Path) -> str:
 
 
 def targets(markdown: str) -> list[tuple[str, str]]:
-    """Where links and pictures lead, those of code excepted."""
+    """Targets of links and pictures, except in code."""
     prose = re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"\]\(([^)]+)\)|^\[[^]]+\]: (\S+)", prose, re.MULTILINE)
 
@@ -96,11 +96,11 @@ def test_links_of_the_readme_lead_to_the_declared_address(address: str | None, t
     source = (ROOT / "README.md").read_text()
     assert source.startswith(text.splitlines()[0])
     files = {inline or named for inline, named in targets(source)}
-    found = {inline or named for inline, named in targets(text)}
+    links = {inline or named for inline, named in targets(text)}
     assert len(files) > 5 and not any(file.startswith(("http", "/")) for file in files)
     version = f"v{hf_transformer.__version__}"
     kinds = {file: "raw" if file.endswith(".webp") else "blob" for file in files}
-    assert found == ({f"{address}/{kind}/{version}/{file}" for file, kind in kinds.items()} if address else set())
+    assert links == ({f"{address}/{kind}/{version}/{file}" for file, kind in kinds.items()} if address else set())
     assert "![" in source and ("![" in text) == (address is not None)
     assert not re.search(r"\]\[|^\[[^]]+\]: ", text, re.MULTILINE), "definitions of links"
 

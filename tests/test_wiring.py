@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from hf_transformer.app.application import build_app
-from hf_transformer.app.wiring import PipelineBuilder, load_model
+from hf_transformer.app.loading import load_model
+from hf_transformer.app.pipelines import PipelineBuilder
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
 from tests.support.configuring import config

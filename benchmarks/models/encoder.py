@@ -108,21 +108,21 @@ class TritonPythonModel:
 
     def answer(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """The outputs of a batch, on the CPU."""
-        states, found = self.encode(ids, mask), {}
+        states, outputs = self.encode(ids, mask), {}
         if "last_hidden_state" in self.outputs:
-            found["last_hidden_state"] = states.to(torch.float16)
+            outputs["last_hidden_state"] = states.to(torch.float16)
         if "logits" in self.outputs:
-            found["logits"] = functional.linear(states[:, 0], self.classifier).float()
+            outputs["logits"] = functional.linear(states[:, 0], self.classifier).float()
         if "sentence_embedding" in self.outputs:
             weights = mask.to(self.device)[:, :, None].float()
             mean = (states.float() * weights).sum(1) / weights.sum(1)
-            found["embedding_norm"] = mean.norm(dim=1, keepdim=True)
-            found["sentence_embedding"] = mean / found["embedding_norm"]
+            outputs["embedding_norm"] = mean.norm(dim=1, keepdim=True)
+            outputs["sentence_embedding"] = mean / outputs["embedding_norm"]
         if "token_weights" in self.outputs:
-            found["token_weights"] = (functional.linear(states, self.token_weights)[:, :, 0] + 1).relu().float()
+            outputs["token_weights"] = (functional.linear(states, self.token_weights)[:, :, 0] + 1).relu().float()
         if "token_vectors" in self.outputs:
-            found["token_vectors"] = functional.linear(states, self.token_vectors).to(torch.float16)
-        return {name: values.cpu() for name, values in found.items()}
+            outputs["token_vectors"] = functional.linear(states, self.token_vectors).to(torch.float16)
+        return {name: values.cpu() for name, values in outputs.items()}
 
     @torch.inference_mode()
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -46,19 +46,31 @@ class OpenModelBody(OpenBody, kw_only=True):
 
 
 Kind = TypeVar("Kind", bound=ModelBody | OpenModelBody)
+Declared = TypeVar("Declared", bound=Struct)
 Ids = TypeVar("Ids")
 
 
 def read_body(
     service: Service, call: Call, form: Form[Kind], tasks: Sequence[str], payload: Json = None
 ) -> tuple[Model, Kind]:
-    """Returns the model and the body of a request. ``payload`` is the body if the caller has changed it.
-
-    Sets ``call.context.field_names``: fields of the body are the task's parameters.
+    """Returns the model and the body of a request, see ``read_declared``.
 
     Raises:
         InvalidInput: the body or one of its fields is not as declared, or the model has another task.
         UnknownModel: the service does not serve the model.
+        RequestError: the body is unreadable, see Call.json.
+    """
+    body = read_declared(call, form, payload)
+    return choose_model(service, call, body.model, tasks), body
+
+
+def read_declared(call: Call, form: Form[Declared], payload: Json = None) -> Declared:
+    """Returns the body of a request. ``payload`` is the body if the caller has changed it. Notes unknown fields.
+
+    Sets ``call.context.field_names``: fields of the body are the task's parameters.
+
+    Raises:
+        FieldError: the body or one of its fields is not as declared.
         RequestError: the body is unreadable, see Call.json.
     """
     payload = call.json() if payload is None else payload
@@ -67,7 +79,7 @@ def read_body(
     for name in unknown:
         note_ignored(name, call.context.ignored)
     call.context.field_names = form.client_names(payload)
-    return choose_model(service, call, body.model, tasks), body
+    return body
 
 
 def choose_model(service: Service, call: Call, name: Json, tasks: Sequence[str]) -> Model:

@@ -9,7 +9,7 @@ text. A request can override both defaults. A stream has at least one event per 
 
 ``text_input`` may be a list with one prompt. V1's parameters may be in ``parameters`` or at the top level. Clients of
 Triton's vLLM and TensorRT-LLM backends also send ``exclude_input_in_output``, ``sampling_parameters`` (vLLM's
-SamplingParams as JSON text), booleans for extra outputs, and TensorRT-LLM's names (``_rename``).
+SamplingParams as JSON text), booleans for extra outputs, and TensorRT-LLM's names (``_convert``).
 
 Sources: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md,
 https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md,
@@ -21,69 +21,103 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Final, TypeAlias
 
 import orjson
+from msgspec import UNSET, Meta, UnsetType
 
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service, generative
-from hf_transformer.api.streaming import STREAM, TextStream, event, not_streamed
+from hf_transformer.api.streaming import TextStream, event, not_streamed
 from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.parameters import PROMPT_LOGPROBS, Seed, TextGenerationParameters
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL_BYTES, check_nesting
 from hf_transformer.tasks.base import GenerationSettings
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, about, only, unknown_fields
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import Names
-from hf_transformer.types.request import Context, Json, Query
+from hf_transformer.types.request import Context, Json
 
 API = "generate"
 PROMPT, ANSWER = "text_input", "text_output"
-ABOUT = ("id", "model_name", "model_version")
-"""Triton's fields that are neither inputs nor parameters."""
 SAMPLING = "sampling_parameters"
-EXCLUDE, FULL = "exclude_input_in_output", "return_full_text"
-BAD_WORDS = "bad_words"
-"""An unsupported parameter. TensorRT-LLM's example clients send an empty value."""
+STOP_WORDS, BAD_WORDS = "stop_words", "bad_words"
 FINISH, PROMPT_TOKENS, NEW_TOKENS = "finish_reason", "num_input_tokens", "num_output_tokens"
 EXTRA_OUTPUTS = {name: f"return_{name}" for name in (FINISH, PROMPT_TOKENS, NEW_TOKENS)}
 """The boolean parameter that requests each extra output."""
 NUMBERS = frozenset(
     "max_tokens min_tokens temperature top_p top_k min_p seed n presence_penalty frequency_penalty repetition_penalty "
-    "best_of length_penalty logprobs prompt_logprobs truncate_prompt_tokens".split()
+    "best_of length_penalty".split()
 )
 """Numeric fields of SamplingParams. As in vLLM's backend, clients may also send these numbers as strings."""
-IGNORED_DEFAULTS: Mapping[str, Json] = {
-    "best_of": 1,
-    "beam_width": 1,
-    "length_penalty": 1.0,
-    "use_beam_search": False,
-    "early_stopping": False,
-    "include_stop_str_in_output": False,
-    "detokenize": True,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "return_logprobs": False,
-    "return_cumulative_logprob": False,
-    "return_log_probs": False,
-    "return_context_logits": False,
-    "return_generation_logits": False,
-}
-"""Unsupported fields with their defaults. Triton clients send the defaults; other values are invalid."""
-RANDOM_SEED, END_ID, PAD_ID = "random_seed", "end_id", "pad_id"
-"""TensorRT-LLM's names for the seed, a stop token and the padding token."""
-PARAMETERS = frozenset(
-    (
-        *(SAMPLING, EXCLUDE, BAD_WORDS, RANDOM_SEED, END_ID, PAD_ID, "image", "lora_name"),
-        *(*NUMBERS, *IGNORED_DEFAULTS, *EXTRA_OUTPUTS.values()),
-    )
-)
-"""Parameters of Triton's vLLM and TensorRT-LLM backends, including unsupported parameters."""
 NO_TOKEN = -1
 """TensorRT-LLM's value of ``end_id`` that disables the end token."""
+Unsupported: TypeAlias = Annotated[Json, only(False, because="the service does not support other values")]
+Standard: TypeAlias = Annotated[Json, only(True, because="the service does not support other values")]
+Single: TypeAlias = Annotated[Json, only(1, because="the service does not support other values")]
+TokenId: TypeAlias = Annotated[Annotated[int, Meta(ge=NO_TOKEN)] | None, about(expected="a token id, or -1 for none")]
+
+
+class BackendParameters(TextGenerationParameters):
+    """Parameters of Triton's vLLM and TensorRT-LLM backends: those of text generation, and further ones.
+
+    Triton clients send the defaults of unsupported ones.
+    """
+
+    random_seed: Annotated[Seed, about("Another name of seed.")] = None
+    end_id: Annotated[TokenId, about("A token that ends the text; -1 for none at all.")] = None
+    pad_id: Annotated[TokenId, about("Without effect, since texts have no padding.")] = None
+    exclude_input_in_output: Annotated[bool | None, about("The opposite of return_full_text.")] = None
+    return_finish_reason: Annotated[bool | None, about("Whether the answer has finish_reason.")] = None
+    return_num_input_tokens: Annotated[bool | None, about("Whether the answer has num_input_tokens.")] = None
+    return_num_output_tokens: Annotated[bool | None, about("Whether the answer has num_output_tokens.")] = None
+    bad_words: Annotated[Json, only("", [], because="the service can't exclude words from a text")] = None
+    best_of: Single = None
+    beam_width: Single = None
+    length_penalty: Single = None
+    use_beam_search: Unsupported = None
+    early_stopping: Unsupported = None
+    include_stop_str_in_output: Unsupported = None
+    detokenize: Standard = None
+    skip_special_tokens: Standard = None
+    spaces_between_special_tokens: Standard = None
+    return_logprobs: Unsupported = None
+    return_cumulative_logprob: Unsupported = None
+    return_log_probs: Unsupported = None
+    return_context_logits: Unsupported = None
+    return_generation_logits: Unsupported = None
+
+
+class GenerateBody(BackendParameters, kw_only=True):
+    """A request for text. Parameters may be fields of the body, or of ``parameters``."""
+
+    text_input: Annotated[
+        str,
+        about(
+            "The prompt, also as a list of one.",
+            shown=(str, Annotated[list[str], Meta(min_length=1, max_length=1)]),
+        ),
+    ]
+    id: Annotated[str | None, about("Name of the request, which the answer repeats.")] = None
+    model_name: Annotated[Json, NO_EFFECT] = None
+    model_version: Annotated[Json, NO_EFFECT] = None
+    parameters: Annotated[dict[str, Json] | None, about("Parameters.", shown=(BackendParameters,))] = None
+    sampling_parameters: Annotated[str | None, about("JSON text with the fields of vLLM's SamplingParams.")] = None
+
+
+FORM: Final = Form(GenerateBody)
+REFUSED: Final = ("logprobs", PROMPT_LOGPROBS, "truncate_prompt_tokens", "image", "lora_name")
+PARAMETERS: Final = frozenset((*Form(BackendParameters).names, SAMPLING, *REFUSED))
+"""Parameters of Triton's vLLM and TensorRT-LLM backends, which are refused if the service lacks them."""
+ABOUT: Final = ("id", "model_name", "model_version")
+ENVELOPE: Final = frozenset(GenerateBody.__struct_fields__) - frozenset(BackendParameters.__struct_fields__)
+"""Fields of the body alone."""
 
 Outputs = dict[str, list[str] | list[int]]
 """The outputs for a prompt by vLLM's names. A list has one element per text, or one element for the prompt."""
@@ -108,71 +142,55 @@ def endpoints(service: Service) -> dict[str, Endpoint]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A generation request. ``stream`` requests a stream, and ``extra`` lists the extra outputs."""
+    """A generation request. ``stream`` requests a stream, ``extra`` lists the extra outputs, and ``id`` is the client's
+    name of the request."""
 
     request: GenerationRequest
     stream: bool
     extra: Collection[str]
+    id: str | None = None
 
 
 def _read(service: Service, call: Call, route: str) -> tuple[GenerativeModel, GenerateRequest, dict[str, Json]]:
     """Parses the model, the request and the first fields of each response. Raises RequestError."""
     chosen = service.models.choose(call.path["model"], call.context, call.path.get("version", ""))
     model = generative(chosen, route)
-    body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
-    asked = read_body(model.task, body, call.context, streamed=route == "generate_stream")
+    payload = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
+    asked = read_body(model.task, payload, call.context, streamed=route == "generate_stream")
     head: dict[str, Json] = {"model_name": call.context.model_name, "model_version": model.describe().version}
-    request_id = expect(body.get("id"), str | None, "id", "a string")
-    return model, asked, {"id": request_id, **head} if request_id else head
+    return model, asked, {"id": asked.id, **head} if asked.id else head
 
 
 def read_body(
-    task: TextGeneration, body: Mapping[str, Json], context: Context, streamed: bool | None = None
+    task: TextGeneration, payload: Mapping[str, Json], context: Context, streamed: bool | None = None
 ) -> GenerateRequest:
-    """Parses the fields of a body, or tensors by name, except ABOUT. Sets ``context.field_names``.
+    """Reads a body, or tensors by name. Sets ``context.field_names``.
 
     ``streamed`` is true for generate_stream, false for generate, and None for requests with tensors. Raises
     RequestError for an invalid field.
     """
-    prompt = body.get(PROMPT)
-    if isinstance(prompt, list) and len(prompt) == 1:  # a tensor of one element may be a list or a string
-        prompt = prompt[0]
-    if not isinstance(prompt, str):
-        raise InvalidInput(PROMPT, "a string", "nothing" if prompt is None else describe(prompt))
-    nested = expect(body.get("parameters"), dict | None, "parameters", "an object")
-    top_level = _normalize({name: value for name, value in body.items() if name not in (PROMPT, "parameters", *ABOUT)})
-    nested = _normalize(nested or {}, ("parameters",))
-    sampling = _take_sampling(top_level, nested)
-    parameters, client_paths = _merge(top_level, nested, sampling)
-
+    merged, client_paths, sampled = _merge(payload)
     context.field_names = Names(client_paths)
-    _rename(parameters, client_paths)
-    draws = not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
-    if draws and task.settings.generation.top_k == GenerationSettings().top_k:
-        parameters.setdefault("top_k", 0)  # vLLM's default, unless the client or operator sets top_k
-    extra = [name for name, switch in EXTRA_OUTPUTS.items() if _take_flag(parameters, switch)]
-    stream = parameters.setdefault(STREAM, streamed or False)
-    _set_full_text(parameters, stream is True if streamed is None else streamed)
-    request = task.request(Query([prompt], parameters, name=PROMPT))
-    return GenerateRequest(replace(request, name=PROMPT, single=True), stream is True, extra)
+    body = FORM.read(merged, path=("parameters",))
+    names = FORM.aliases(merged)
+    if sampled and task.settings.generation.top_k == GenerationSettings().top_k and body.top_k is None:
+        body.top_k = 0  # vLLM's default, unless the client or operator sets top_k
+    _convert(body, names)
+    stream = (streamed or False) if body.stream is None else body.stream
+    _set_full_text(body, stream if streamed is None else streamed)
+    request = task.convert(body, names)
+    request = replace(request, prompts=[body.text_input], name=PROMPT, single=True)
+    extra = [name for name, switch in EXTRA_OUTPUTS.items() if getattr(body, switch)]
+    return GenerateRequest(request, stream, extra, body.id)
 
 
-def _normalize(fields: Mapping[str, Json], parent: Path = ()) -> dict[str, Json]:
-    """Parses numbers in strings, as vLLM's backend does, and removes nulls and IGNORED_DEFAULTS."""
-    normalized: dict[str, Json] = {}
-    for name, value in fields.items():
-        if name in NUMBERS and isinstance(value, str):
-            value = _number(value)
-        if value is None:
-            continue
-        if name in IGNORED_DEFAULTS:
-            default = IGNORED_DEFAULTS[name]
-            if value != default or isinstance(value, bool) is not isinstance(default, bool):
-                hint = "the service does not support other values"
-                raise InvalidInput((*parent, name), orjson.dumps(default).decode(), describe(value, quote=True), hint)
-        else:
-            normalized[name] = value
-    return normalized
+def _normalize(fields: Mapping[str, Json]) -> dict[str, Json]:
+    """Parses numbers in strings, as vLLM's backend does, and removes nulls and empty lists of words."""
+    return {
+        name: _number(value) if name in NUMBERS and isinstance(value, str) else value
+        for name, value in fields.items()
+        if value is not None and not (name == STOP_WORDS and value in ("", []))
+    }
 
 
 def _number(text: str) -> Json:
@@ -182,19 +200,6 @@ def _number(text: str) -> Json:
     except orjson.JSONDecodeError:
         return text
     return value if isinstance(value, int | float) and not isinstance(value, bool) else text
-
-
-def _take_sampling(top_level: dict[str, Json], nested: dict[str, Json]) -> dict[str, Json]:
-    """Removes ``sampling_parameters`` from both levels and returns its fields. Raises InvalidInput or TooLarge."""
-    path: Path = (SAMPLING,) if SAMPLING in top_level else ("parameters", SAMPLING)
-    value, duplicate = top_level.pop(SAMPLING, None), nested.pop(SAMPLING, None)
-    if value is None:
-        value = duplicate
-    elif duplicate is not None and duplicate != value:
-        raise InvalidInput(SAMPLING, "one value", "another one in parameters")
-    if value is None or value == "":
-        return {}
-    return _normalize(json_parameters(expect(value, str, path, "JSON text"), path), path)
 
 
 def json_parameters(value: Json, path: Path | str) -> dict[str, Json]:
@@ -211,72 +216,62 @@ def json_parameters(value: Json, path: Path | str) -> dict[str, Json]:
     return parameters
 
 
-def _merge(
-    top_level: Mapping[str, Json], nested: Mapping[str, Json], sampling: Mapping[str, Json]
-) -> tuple[dict[str, Json], dict[Path, Path]]:
-    """Merges the parameters, and maps each name to the client's path. Duplicate parameters must have equal values."""
-    parameters = dict(top_level)
-    client_paths: dict[Path, Path] = {("parameters", name): (name,) for name in top_level}
-    for fields, parent in ((nested, "parameters"), (sampling, SAMPLING)):
-        for name, value in fields.items():
-            if parameters.setdefault(name, value) != value:
-                raise InvalidInput((parent, name[:40]), "one value", "two", "the request has another value of it")
-    client_paths |= {("parameters", name): (SAMPLING, name) for name in sampling}
-    for name in (BAD_WORDS, "stop_words"):
-        if parameters.get(name) in ("", []):
-            del parameters[name]
-    if BAD_WORDS in parameters:
-        path, hint = Names(client_paths)(("parameters", BAD_WORDS)), "the service can't exclude words from a text"
-        raise InvalidInput(path, "no words", hint=hint)
-    return parameters, client_paths
+def _merge(payload: Mapping[str, Json]) -> tuple[dict[str, Json], dict[Path, Path], bool]:
+    """Merges the parameters of a body, of its ``parameters`` and of ``sampling_parameters``. Equal values may repeat.
 
-
-def _rename(parameters: dict[str, Json], client_paths: dict[Path, Path]) -> None:
-    """Converts TensorRT-LLM's parameters to the task's, and updates the client's paths.
-
-    ``end_id`` becomes a stop token. ``pad_id`` has no effect, since texts have no padding.
+    Returns the body, the client's path of each field, and whether ``sampling_parameters`` enable sampling. Raises
+    InvalidInput or TooLarge.
     """
-
-    def put(name: str, alias: str, value: Json) -> None:
-        if parameters.setdefault(name, value) != value:
-            raise InvalidInput(("parameters", alias), "one value", f"another one in {name}")
-        client_paths["parameters", name] = Names(client_paths)(("parameters", alias))
-
-    if RANDOM_SEED in parameters:
-        put("seed", RANDOM_SEED, parameters.pop(RANDOM_SEED))
-    if PAD_ID in parameters:
-        _token_id(parameters.pop(PAD_ID), PAD_ID)
-    if END_ID in parameters:
-        end = _token_id(parameters.pop(END_ID), END_ID)
-        if end == NO_TOKEN:
-            put("ignore_eos", END_ID, True)
-        elif "stop_token_ids" not in parameters:
-            put("stop_token_ids", END_ID, [end])
-        elif isinstance(ends := parameters["stop_token_ids"], list):  # the task rejects other types
-            parameters["stop_token_ids"] = [*ends, end]
-
-
-def _token_id(value: Json, name: str) -> int:
-    if type(value) is not int or value < NO_TOKEN:
-        got = str(value) if type(value) is int else describe(value)
-        raise InvalidInput(("parameters", name), f"a token id, or {NO_TOKEN} for none", got)
-    return value
+    merged = _normalize(payload)
+    prompt = merged.get(PROMPT)
+    if isinstance(prompt, list) and len(prompt) == 1:  # a tensor of one element may be a list or a string
+        merged[PROMPT] = prompt[0]
+    inner = expect(merged.pop("parameters", None), dict | None, "parameters", "an object")
+    nested = _normalize(inner or {})
+    paths: dict[Path, Path] = {("parameters", name): (name,) for name in (PROMPT, *merged)}
+    source: Path = (SAMPLING,) if SAMPLING in merged else ("parameters", SAMPLING)
+    texts = [one.pop(SAMPLING) for one in (merged, nested) if SAMPLING in one]
+    if len(texts) == 2 and texts[0] != texts[1]:
+        raise InvalidInput(SAMPLING, "one value", "another one in parameters")
+    sampling: dict[str, Json] = {}
+    if texts and texts[0] != "":
+        sampling = _normalize(json_parameters(expect(texts[0], str, source, "JSON text"), source))
+    for fields, parent in ((nested, ("parameters",)), (sampling, source)):
+        if misplaced := fields.keys() & ENVELOPE:
+            raise unknown_fields(sorted(misplaced), sorted(PARAMETERS), parent)
+        for name, value in fields.items():
+            if merged.setdefault(name, value) != value:
+                raise InvalidInput((*parent, name[:40]), "one value", "two", "the request has another value of it")
+    paths |= {("parameters", name): (*source, name) for name in sampling}
+    return merged, paths, not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
 
 
-def _set_full_text(parameters: dict[str, Json], streamed: bool) -> None:
+def _convert(body: BackendParameters, names: dict[str, str]) -> None:
+    """Converts TensorRT-LLM's parameters to the task's. Adds the client's names of these. Raises InvalidInput."""
+    if body.random_seed is not None:
+        if body.seed not in (None, body.random_seed):
+            raise InvalidInput(("parameters", "random_seed"), "one value", "another one in seed")
+        body.seed, names["seed"] = body.random_seed, "random_seed"
+    if body.end_id == NO_TOKEN:
+        if body.ignore_eos is False:
+            raise InvalidInput(("parameters", "end_id"), "one value", "another one in ignore_eos")
+        body.ignore_eos, names["ignore_eos"] = True, "end_id"
+    elif body.end_id is not None:
+        if body.stop_token_ids is None:
+            names |= {"stop_token_ids": "end_id"}
+        body.stop_token_ids = [*(body.stop_token_ids or ()), body.end_id]
+
+
+def _set_full_text(body: BackendParameters, streamed: bool) -> None:
     """Converts ``exclude_input_in_output`` to ``return_full_text``. A stream omits the prompt by default."""
-    exclude = _take_flag(parameters, EXCLUDE)
+    exclude = body.exclude_input_in_output
     if exclude is not None:
-        if parameters.setdefault(FULL, not exclude) is exclude:
-            raise InvalidInput(("parameters", EXCLUDE), f"the opposite of {FULL}", describe(exclude, quote=True))
-    elif streamed:
-        parameters.setdefault(FULL, False)
-
-
-def _take_flag(parameters: dict[str, Json], name: str) -> bool | None:
-    """Removes a boolean parameter and returns its value, or None for a missing parameter."""
-    value: bool | None = expect(parameters.pop(name, None), bool | None, ("parameters", name), "true or false")
-    return value
+        if body.return_full_text is exclude:
+            path = ("parameters", "exclude_input_in_output")
+            raise InvalidInput(path, "the opposite of return_full_text", describe(exclude, quote=True))
+        body.return_full_text = not exclude
+    elif streamed and body.return_full_text is None:
+        body.return_full_text = False
 
 
 def _outputs(texts: Sequence[Piece], prompt_tokens: int, extra: Collection[str]) -> Outputs:
@@ -356,3 +351,16 @@ class GenerateStream(TextStream):
 
     def _event(self, number: Mapping[str, int], outputs: Outputs) -> bytes:
         return event(orjson.dumps({**self._head, **number, **_unwrap(outputs)}))
+
+
+class GenerateResponse(Body):
+    """An answer, or an event of a stream. With several texts of the prompt, the fields of each are lists."""
+
+    model_name: str
+    model_version: str
+    text_output: str | list[str]
+    id: str | UnsetType = UNSET
+    choice: Annotated[int | UnsetType, about("Index of the text in a stream of several.")] = UNSET
+    finish_reason: str | list[str] | UnsetType = UNSET
+    num_input_tokens: int | UnsetType = UNSET
+    num_output_tokens: int | list[int] | UnsetType = UNSET

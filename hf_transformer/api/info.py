@@ -23,8 +23,8 @@ from hf_transformer.api.responses import JsonResponse, View, json_view
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.v2 import SERVER
 from hf_transformer.generation.model import GenerativeModel
+from hf_transformer.generation.parameters import STRUCTURED
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.sampling import STRUCTURED
 from hf_transformer.tasks.playground import fits, read_playground
 from hf_transformer.types.request import Json
 

@@ -31,7 +31,7 @@ from hf_transformer.api.service import Model
 from hf_transformer.api.streaming import not_streamed, wants_stream
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model import GenerativeModel
-from hf_transformer.generation.sampling import STOP
+from hf_transformer.generation.parameters import STOP
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances

@@ -25,8 +25,10 @@ from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.responses import get_route
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.table import ROUTES
+from hf_transformer.app.loading import LoadedModel, load_model
 from hf_transformer.app.models import DeclaredModel, ModelFactory, ModelSet
-from hf_transformer.app.wiring import Diagnose, LoadedModel, limits_of, load_model, predictor_settings, sandbox_of
+from hf_transformer.app.pipelines import Diagnose
+from hf_transformer.app.settings import limits_of, predictor_settings, sandbox_of
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission

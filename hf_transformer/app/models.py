@@ -21,14 +21,9 @@ from typing import Any, Self
 
 from hf_transformer.api.bodies import TASKS as OPENAI_TASKS
 from hf_transformer.api.service import UNLOADED, Model, Models
-from hf_transformer.app.wiring import (
-    Diagnose,
-    LoadedGenerativeModel,
-    LoadedModel,
-    PipelineBuilder,
-    load_model,
-    predictor_settings,
-)
+from hf_transformer.app.loading import LoadedGenerativeModel, LoadedModel, load_model
+from hf_transformer.app.pipelines import Diagnose, PipelineBuilder
+from hf_transformer.app.settings import predictor_settings
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel

@@ -23,7 +23,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hf_transformer.commands.flags import FlagParser
-from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, reserved_port, service_running
+from hf_transformer.commands.local_service import service_running
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, exchange, reserved_port
 from hf_transformer.config.option import Converter, integer
 from hf_transformer.errors import LoadError
 from hf_transformer.types.task_names import TASK_NAMES, task_name

@@ -13,7 +13,7 @@ from functools import partial
 from hf_transformer import __version__
 from hf_transformer.api.auth import CONTROL_KEYS, read_keys
 from hf_transformer.app.application import build_app
-from hf_transformer.app.wiring import LoadedModel, load_model
+from hf_transformer.app.loading import LoadedModel, load_model
 from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, described_predictor, parse_config
@@ -21,7 +21,7 @@ from hf_transformer.credentials import read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import configure_logging
-from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
+from hf_transformer.predictor.region_files import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig

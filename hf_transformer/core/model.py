@@ -335,11 +335,11 @@ class ServedModel(Generic[PipelineT_co]):
         try:
             async with asyncio.timeout_at(deadline):
                 if not await self._predictor.model_ready():
-                    given, default = "--predictor_model", "--model_name is its name there too, unless {} is given"
+                    flag, default = "--predictor_model", "--model_name is its name there too, unless {} is given"
                     name = self.identity.predictor_model
                     raise NotReady(
                         f"the predictor does not have {name or self.name!r}, or has not loaded it yet "
-                        f"({given if name else default.format(given)})"
+                        f"({flag if name else default.format(flag)})"
                     )
                 return await self._predictor.model_spec()
         except TimeoutError as error:

@@ -110,6 +110,10 @@ class TokenizingPipeline(Pipeline):
     async def __call__(self, query: Query, context: Context) -> NoReturn:
         raise NoPredictor(self._model)
 
+    def check(self, sampling: object, max_length: int | None = None) -> NoReturn:
+        """Stands for GenerationPipeline.check."""
+        raise NoPredictor(self._model)
+
     async def start(self, request: object, context: Context) -> NoReturn:
         """Stands for GenerationPipeline.start."""
         raise NoPredictor(self._model)

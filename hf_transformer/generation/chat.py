@@ -203,7 +203,7 @@ class ChatTemplate:
         if continue_final_message:
             *others, last = messages
             messages = [*others, {**last, "content": last["content"] + CONTINUED}]
-        given = {
+        context = {
             "documents": None,
             **self._special_tokens,
             **variables,
@@ -213,7 +213,7 @@ class ChatTemplate:
         }
 
         def rendering(budget: RenderBudget) -> str:
-            prompt = template.render(given, budget)
+            prompt = template.render(context, budget)
             return _cut(prompt) if continue_final_message else prompt
 
         return rendering

@@ -131,7 +131,7 @@ def _do(message: Mapping[str, Any]) -> Json:
 
     The text of a library's error may quote the client's schema: only its type goes on.
     """
-    constraint = Constraint.of(message["kind"], message["source"])
+    constraint = Constraint(message["kind"], message["source"], key=b"")
     try:
         return {"answer": TASKS[message["task"]](constraint, message["text"])}
     except InvalidInput as error:

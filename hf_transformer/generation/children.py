@@ -92,7 +92,7 @@ class ChildPool:
             TooManyRequests: no child was free in time.
             Unavailable: no child could be started.
         """
-        fields = {"task": task, "kind": constraint.kind, "source": _source(constraint), "text": text}
+        fields = {"task": task, "kind": constraint.kind, "source": constraint.source, "text": text}
         message = orjson.dumps(fields)
         try:
             async with asyncio.timeout(self._wait):
@@ -240,7 +240,3 @@ class Child:
     def close(self) -> None:
         with suppress(RuntimeError):  # the event loop is closed
             self._writer.close()
-
-
-def _source(constraint: Constraint) -> Json:
-    return constraint.source if constraint.kind in ("regex", "grammar") else orjson.Fragment(constraint.source)

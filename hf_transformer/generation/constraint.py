@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Final, Literal, Self
 
@@ -48,7 +49,7 @@ _INSIDE: Final = {
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Constraint:
     """The form of a text.
 
@@ -65,8 +66,17 @@ class Constraint:
     @classmethod
     def of(cls, kind: ConstraintKind, source: Json) -> Self:
         """Builds a constraint. ``source`` is a string for a regular expression or a grammar, else a JSON value."""
-        text = source if kind in ("regex", "grammar") else orjson.dumps(source).decode()
+        return cls.of_text(kind, source if kind in ("regex", "grammar") else orjson.dumps(source).decode())
+
+    @classmethod
+    def of_text(cls, kind: ConstraintKind, text: str) -> Self:
+        """Builds a constraint from its source, in which a JSON value is text already."""
         return cls(kind, text, blake2b(f"{kind} {text}".encode(), digest_size=16).digest())
+
+    @property
+    def fragment(self) -> orjson.Fragment:
+        """JSON source as a part of another JSON text."""
+        return orjson.Fragment(self.source)
 
     @property
     def schema(self) -> Json:
@@ -87,6 +97,11 @@ class Constraint:
         None for free text."""
         tools, answer = orjson.loads(self.source)
         return tools, answer
+
+    @cached_property
+    def tag(self) -> str:
+        """The structural tag of ``tool``, written once for all texts of a request."""
+        return structural_tag(self)
 
 
 # Reading
@@ -118,7 +133,7 @@ def read_kind(kind: ConstraintKind, value: Json, path: Path, max_bytes: int) -> 
             raise InvalidInput(path, "true or false", describe(value))
         return Constraint.of(kind, dict(ANY_OBJECT))
     if kind == "json_schema":
-        return Constraint.of(kind, read_schema(_json_object(value, path, max_bytes), path, max_bytes))
+        return Constraint.of_text(kind, read_schema(_json_object(value, path, max_bytes), path, max_bytes))
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
             raise InvalidInput(path, "a list of strings that are not empty", describe(value))
@@ -130,8 +145,8 @@ def read_kind(kind: ConstraintKind, value: Json, path: Path, max_bytes: int) -> 
     return Constraint.of(kind, value)
 
 
-def read_schema(value: Json, path: Path, max_bytes: int) -> dict[str, Json]:
-    """Returns a JSON schema after checks of its size, depth and references.
+def read_schema(value: Json, path: Path, max_bytes: int) -> str:
+    """Returns the JSON text of a schema after checks of its size, depth and references.
 
     Raises:
         InvalidInput: the schema is no object, or refers to another document.
@@ -153,8 +168,9 @@ def read_schema(value: Json, path: Path, max_bytes: int) -> dict[str, Json]:
         level = below
     if level:
         raise TooLarge(path, f"at most {MAX_DEPTH} levels of lists and objects", "more")
-    _check_bytes(len(orjson.dumps(value)), path, max_bytes)
-    return value
+    text = orjson.dumps(value)
+    _check_bytes(len(text), path, max_bytes)
+    return text.decode()
 
 
 def _position(position: str, name: str) -> str:
@@ -189,12 +205,12 @@ def _check_bytes(size: int, path: Path, max_bytes: int) -> None:
 # Tools
 
 
-def calls_schema(tools: Mapping[str, Json], *, single: bool) -> dict[str, Json]:
+def calls_schema(tools: Mapping[str, str], *, single: bool) -> dict[str, Json]:
     """JSON schema of one or more calls: [{"name": "...", "arguments": {...}}, ...].
 
-    References inside the tools' schemas are moved with them. ``single`` allows one call only.
+    ``tools`` are JSON texts of schemas. References inside them are moved with them. ``single`` allows one call only.
     """
-    definitions = {f"tool_{index}": _moved(schema, index) for index, schema in enumerate(tools.values())}
+    definitions = {f"tool_{index}": _moved_text(text, index) for index, text in enumerate(tools.values())}
     calls: list[Json] = []
     for name, definition in zip(tools, definitions, strict=True):
         properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{definition}"}}
@@ -203,6 +219,12 @@ def calls_schema(tools: Mapping[str, Json], *, single: bool) -> dict[str, Json]:
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     most = {"maxItems": 1} if single else {}
     return {"type": "array", "items": items, "minItems": 1, **most, "$defs": definitions}
+
+
+def _moved_text(text: str, index: int) -> Json:
+    """Returns the schema of a text as a part of ``calls_schema``: the text itself, if it has no references."""
+    has_references = any(f'"{name}"' in text for name in _REFERENCES)
+    return _moved(orjson.loads(text), index) if has_references else orjson.Fragment(text)
 
 
 def _moved(schema: Json, index: int, position: str = "schema") -> Json:
@@ -239,12 +261,12 @@ def vllm_fields(constraint: Constraint, form: StructuredOutputForm) -> dict[str,
     """
     kind, source = constraint.kind, constraint.source
     if kind == "tool":
-        fields: dict[str, Json] = {"structural_tag": structural_tag(constraint)}
+        fields: dict[str, Json] = {"structural_tag": constraint.tag}
     elif kind == "json_object":
         fields = {kind: True}
     else:
         is_text = kind in ("regex", "grammar")
-        fields = {"json" if kind == "json_schema" else kind: source if is_text else orjson.Fragment(source)}
+        fields = {"json" if kind == "json_schema" else kind: source if is_text else constraint.fragment}
     return {form: orjson.dumps(fields).decode()}
 
 

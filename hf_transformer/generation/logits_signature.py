@@ -26,8 +26,9 @@ from hf_transformer.core.contract import (
 )
 from hf_transformer.generation.cache import CacheTensor
 from hf_transformer.generation.types import GeneratorSettings
-from hf_transformer.tasks.base import FLOATS, TaskTokenizer
+from hf_transformer.tasks.base import FLOATS
 from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, TensorSpec
+from hf_transformer.types.tokenization import TaskTokenizer
 
 DECODER: Final = ("input_ids", "attention_mask", "position_ids")
 ENCODER_DECODER: Final = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")

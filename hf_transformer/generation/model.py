@@ -10,7 +10,7 @@ from hf_transformer.core.pipeline import TokenizingPipeline
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types.request import Context
@@ -43,6 +43,11 @@ class GenerativeModel(ServedModel[GenerationPipeline | TokenizingPipeline]):
     ) -> None:
         super().__init__(name, task, predictor, build, metrics, **options)
         self.chat_template = chat_template
+
+    def check(self, sampling: Sampling) -> None:
+        """Raises what ``generate`` would raise for these parameters whatever the prompts are, before the prompts are
+        made: NotReady, NoPredictor, InvalidInput or TooLarge."""
+        self.pipeline.check(sampling)
 
     async def generate(self, request: GenerationRequest, context: Context) -> Generation:
         """Starts a request. Enter the Generation, then iterate over its pieces.

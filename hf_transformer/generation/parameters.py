@@ -1,142 +1,158 @@
-"""The parameters of text_generation and text2text_generation in V1, V2 and Triton's generate endpoints.
+"""Declared parameters of generation, which all APIs have: how tokens are chosen, and where a text ends.
 
-``sampling.read_sampling`` reads their values, since other APIs have the same ones with other defaults.
+Their names are those of vLLM's SamplingParams. The bodies of the OpenAI API (api/openai/generation.py), of Triton's
+generate extension (api/generate.py), and the parameters of V1 and V2 here extend them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
-from hf_transformer.generation.sampling import (
-    MAX_BIASES,
-    MAX_CHOICES,
-    MAX_STOP_LENGTH,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    MIN_POSITIVE,
-    RANGES,
-)
-from hf_transformer.tasks.declaration import STRING, Schema, array, closed
 from hf_transformer.tasks.options import Format, TaskParameters, by_flag
-from hf_transformer.types.fields import Natural, Positive, about
+from hf_transformer.types.fields import Body, Natural, Positive, about, json_schemas, only
 from hf_transformer.types.request import Json
 
+MIN_POSITIVE: Final = 1e-6
+"""Smallest temperature above 0, and smallest top_p. Models may round smaller float32 values to 0."""
+MAX_TEMPERATURE: Final = 100.0
+SEED_MODULUS: Final = 2**63
+"""Modulus of seeds. It maps negative seeds to the unsigned seeds that predictors accept."""
+DRAW: Final = ("temperature", "top_k", "top_p", "min_p")
+"""Parameters that enable sampling unless the request sets do_sample."""
+STOP: Final = ("stop", "stop_strings", "stop_words")
+"""Names of one parameter: from vLLM, transformers and TensorRT-LLM."""
+STRUCTURED: Final = "structured_outputs"
+PROMPT_LOGPROBS: Final = "prompt_logprobs"
 
-def _within(name: str) -> Meta:
-    least, most = RANGES[name]
-    return Meta(ge=least, le=most)
-
-
-STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
-STOP_FORMS = [STOP_TEXT, array(STOP_TEXT, maxItems=MAX_STOPS), {"type": "null"}]
-BIASES: Schema = {
-    "type": ["object", "null"],
-    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-    "maxProperties": MAX_BIASES,
-}
-STOP_IDS: Schema = {
-    "type": ["array", "null"],
-    "items": {"type": "integer", "minimum": 0},
-    "maxItems": MAX_STOP_TOKENS,
-}
-TEMPERATURES = [
-    {"type": ["number", "null"], "minimum": MIN_POSITIVE, "maximum": RANGES["temperature"][1]},
-    {"const": 0},
+NewTokens: TypeAlias = Annotated[Positive | None, about("Maximum number of new tokens of a text.")]
+LeastTokens: TypeAlias = Annotated[Natural | None, about("Number of new tokens before a text may end.")]
+Choices: TypeAlias = Annotated[
+    Annotated[int, Meta(ge=1, le=128)] | None, about("Number of texts for each prompt.", limits="texts per prompt")
 ]
-FALSE = {"enum": [False, None]}
-CONSTRAINT = closed(
-    json={"anyOf": [{"type": "object", "description": "A JSON schema."}, STRING, {"type": "null"}]},
-    json_object={"type": ["boolean", "null"], "description": "Any JSON object."},
-    regex={"type": ["string", "null"], "description": "A regular expression of the whole text."},
-    choice={
-        "type": ["array", "null"],
-        "items": {"type": "string", "minLength": 1},
-        "minItems": 1,
-        "description": "The possible texts.",
-    },
-    grammar={"type": ["string", "null"], "description": "A grammar: Lark or GBNF, or what the backend takes."},
-    disable_any_whitespace=FALSE,
-    disable_additional_properties=FALSE,
-    disable_fallback=FALSE,
-)
-CONSTRAINTS = [{"type": "string", "description": "The object as JSON text."}, {"type": "null"}, CONSTRAINT]
-NewTokens: TypeAlias = Annotated[
-    Positive | None, about("New tokens of a text, instead of max_length; --max_new_tokens is the limit.")
+TopTokens: TypeAlias = Annotated[
+    Annotated[int, Meta(ge=0, le=20)] | None, about("Likeliest tokens beside each token.", limits="tokens per token")
 ]
-LeastTokens: TypeAlias = Annotated[Natural | None, about("New tokens before a text may end.")]
-Stop: TypeAlias = Annotated[Json, about("Texts that end a text, and are no part of it.", schema={"anyOf": STOP_FORMS})]
-Choices: TypeAlias = Annotated[Annotated[int, Meta(ge=1, le=MAX_CHOICES)], about("Texts for each prompt.")]
+"""At most 20, as in OpenAI's chat API."""
+StopText: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=1000), about(expected="strings of 1 to 1000 characters", limits="characters")
+]
+StopTexts: TypeAlias = Annotated[
+    StopText | Annotated[list[StopText], Meta(max_length=16)] | None,
+    about("Texts that end a text, which excludes them.", expected="a string or a list of strings", limits="strings"),
+]
+"""The limits bound the buffer of a stream. OpenAI allows 4 strings."""
+StopIds: TypeAlias = Annotated[
+    Annotated[list[Annotated[int, about(expected="a token id")]], Meta(max_length=128)] | None,
+    about("Tokens that end a text, which excludes them.", expected="a list of token ids", limits="token ids"),
+]
+Biases: TypeAlias = Annotated[
+    Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None,
+    about(
+        "Numbers to add to the logits of tokens, by their ids.",
+        expected="an object of biases by token id",
+        limits="token ids",
+    ),
+]
+Seed: TypeAlias = Annotated[int | None, about("Seed that makes sampling repeatable.")]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+"""The range is that of OpenAI's API."""
 
 
-class TextGenerationParameters(TaskParameters):
-    """The parameters of a request."""
+class StructuredOutputs(Body):
+    """The form of a text: exactly one of these fields. Read by constraint.read_structured_outputs."""
 
-    output_format: Format = "kserve"
-    max_length: Annotated[
-        Positive | None,
-        about("Tokens of the prompt and the new text together, for text2text_generation of the answer alone."),
-        by_flag("generation_max_length"),
+    json: Annotated[dict[str, Json] | str | None, about("A JSON schema.")] = None
+    json_object: Annotated[bool | None, about("Any JSON object.")] = None
+    regex: Annotated[str | None, about("A regular expression of the whole text.")] = None
+    choice: Annotated[
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None, about("The possible texts.")
     ] = None
-    max_new_tokens: NewTokens = None
-    max_tokens: Annotated[Positive | None, about("Another name of max_new_tokens.")] = None
-    min_new_tokens: LeastTokens = None
+    grammar: Annotated[str | None, about("A grammar: Lark or GBNF, or the backend's own form.")] = None
+    disable_any_whitespace: Annotated[Json, only(False)] = None
+    disable_additional_properties: Annotated[Json, only(False)] = None
+    disable_fallback: Annotated[Json, only(False)] = None
+
+
+CONSTRAINT_FORMS: Final = [
+    json_schemas([StructuredOutputs])[1][StructuredOutputs.__name__],
+    {"type": "string", "description": "The object as JSON text."},
+    {"type": "null"},
+]
+
+
+class SamplingFields(TaskParameters):
+    """Parameters of generation in all APIs. An absent one has the service's default, or OpenAI's."""
+
+    max_tokens: NewTokens = None
     min_tokens: LeastTokens = None
-    do_sample: Annotated[
-        bool | None,
-        about("Whether tokens are drawn; true where temperature, top_k, top_p or min_p is given."),
-        by_flag("do_sample"),
-    ] = None
     temperature: Annotated[
-        Json,
-        about("Divides the logits; 0 takes the likeliest token.", schema={"anyOf": TEMPERATURES}),
+        Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None,
+        about("Divisor of the logits; 0 selects the likeliest token."),
         by_flag("temperature"),
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
-        about("Only so many of the likeliest tokens; 0 and -1 are all."),
+        about("Number of likeliest tokens to choose from; 0 and -1 mean all."),
         by_flag("top_k"),
     ] = None
     top_p: Annotated[
-        Annotated[float, _within("top_p")] | None,
-        about("Only the likeliest tokens of this total probability."),
+        Annotated[float, Meta(ge=MIN_POSITIVE, le=1)] | None,
+        about("Total probability of the likeliest tokens to choose from."),
         by_flag("top_p"),
     ] = None
     min_p: Annotated[
-        Annotated[float, _within("min_p")] | None,
-        about("Only tokens at least this part as likely as the likeliest."),
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        about("Minimum probability of a token, relative to the likeliest one."),
     ] = None
-    seed: Annotated[int | None, about("Makes sampling repeatable.")] = None
+    seed: Seed = None
     repetition_penalty: Annotated[
-        Annotated[float, _within("repetition_penalty")] | None, about("Above 1 against tokens of the text so far.")
+        Annotated[float, Meta(ge=0.01, le=100)] | None,
+        about("Penalty of tokens of prompt and text; above 1 against repetition."),
     ] = None
-    presence_penalty: Annotated[
-        Annotated[float, _within("presence_penalty")] | None, about("Against tokens of the new text.")
-    ] = None
+    presence_penalty: Annotated[Penalty | None, about("Penalty of tokens that the new text contains.")] = None
     frequency_penalty: Annotated[
-        Annotated[float, _within("frequency_penalty")] | None,
-        about("The same for each time that the text has them."),
+        Penalty | None, about("Penalty of tokens for each time that the new text contains them.")
     ] = None
-    logit_bias: Annotated[Json, about("Added to the logits of these tokens, by their ids.", schema=BIASES)] = None
-    ignore_eos: Annotated[bool, about("Whether a text goes on past the token that ends it.")] = False
-    stop: Stop = None
-    stop_strings: Stop = None
-    stop_words: Stop = None
-    stop_token_ids: Annotated[Json, about("Tokens that end a text, and are no part of it.", schema=STOP_IDS)] = None
-    num_return_sequences: Choices = 1
-    n: Choices = 1
-    return_full_text: Annotated[
-        bool | None,
-        about("Whether the prompt is part of the answer; never for text2text_generation."),
-        by_flag("return_full_text"),
-    ] = None
-    stream: Annotated[bool, about("Whether the text is given in pieces (V1; gRPC streams).")] = False
+    logit_bias: Biases = None
+    ignore_eos: Annotated[bool | None, about("Whether a text continues after the token that ends it.")] = None
+    stop: StopTexts = None
+    stop_token_ids: StopIds = None
     structured_outputs: Annotated[
         Json,
-        about(
-            "The form of the text: exactly one of its fields, as an object or as its JSON text. The service refuses it "
-            "for a model that can't hold it.",
-            schema={"anyOf": CONSTRAINTS},
-        ),
+        about("Form of the text. Not every model supports it.", schema={"anyOf": CONSTRAINT_FORMS}),
     ] = None
+
+    def constraints(self) -> dict[str, Json]:
+        """The fields of vLLM's API for a constraint that the request has."""
+        return {} if self.structured_outputs is None else {STRUCTURED: self.structured_outputs}
+
+
+class TextGenerationParameters(SamplingFields):
+    """Parameters of text_generation and text2text_generation in V1 and V2, under transformers' names too."""
+
+    output_format: Format = "kserve"
+    max_length: Annotated[
+        Positive | None,
+        about("Maximum number of tokens of prompt and new text together; of the answer for text2text_generation."),
+        by_flag("generation_max_length"),
+    ] = None
+    max_tokens: Annotated[
+        Positive | None,
+        about("Maximum number of new tokens of a text, instead of max_length.", also=("max_new_tokens",)),
+    ] = None
+    min_tokens: Annotated[LeastTokens, about(also=("min_new_tokens",))] = None
+    do_sample: Annotated[
+        bool | None,
+        about("Whether to draw tokens; true if temperature, top_k, top_p or min_p is present."),
+        by_flag("do_sample"),
+    ] = None
+    stop: Annotated[StopTexts, about(also=STOP[1:])] = None
+    n: Annotated[Choices, about(also=("num_return_sequences",))] = None
+    return_full_text: Annotated[
+        bool | None,
+        about("Whether the answer contains the prompt; never for text2text_generation."),
+        by_flag("return_full_text"),
+    ] = None
+    stream: Annotated[bool | None, about("Whether to answer in pieces (V1, and gRPC streams).")] = None

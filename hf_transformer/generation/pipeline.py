@@ -74,7 +74,9 @@ class GenerationPipeline(Pipeline):
             TooLarge: there are too many prompts, or they are too long.
         """
         began, budget = time.perf_counter(), self._budget(context)
-        self._check(request)
+        self.check(request.sampling, request.max_length)
+        if not request.prompts:
+            raise InvalidInput(request.name, "at least one prompt", "none")
         length = self._count(request, budget)
         budget.expect(length)
         if self._log_texts is not None:
@@ -136,25 +138,22 @@ class GenerationPipeline(Pipeline):
         prompt = Prompt(TRIAL_TEXT, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
         await self._generator.trial(prompt)
 
-    def _check(self, request: GenerationRequest) -> None:
-        """Validates a request.
+    def check(self, sampling: Sampling, max_length: int | None = None) -> None:
+        """Checks the parameters of a request.
 
         Raises:
-            InvalidInput: there is no prompt, or the model does not support a parameter.
+            InvalidInput: the model does not support a parameter.
             TooLarge: there are too many new tokens.
         """
-        sampling = request.sampling
         for field, name in sampling.names.items():
             if field not in self.supported_fields:
                 expected = f"a parameter that this {self._generator.interface} model supports"
                 hint = self._generator.hints.get(field, "leave it out")
                 hint = f"the service's {name} sets it" if isinstance(name, str) and name.startswith("--") else hint
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
-        if not request.prompts:
-            raise InvalidInput(request.name, "at least one prompt", "none")
         max_new, field, value = self._max_new_tokens, "max_tokens", sampling.max_tokens
         if value is None and "max_length" in sampling.names:
-            field, value = "max_length", request.max_length
+            field, value = "max_length", max_length
         # A prompt has at least one token.
         if max_new is not None and value is not None and value - (field == "max_length") > max_new:
             raise TooLarge(sampling.path(field), f"at most {max_new} new tokens (--max_new_tokens)", str(value))

@@ -1,4 +1,4 @@
-"""Sampling: parses a request's sampling parameters, and chooses tokens from a model's logits.
+"""Sampling: converts the declared parameters of a request (parameters.py), and chooses tokens from a model's logits.
 
 TokenSampler implements transformers' logits processors for models that return logits. Other models sample tokens
 themselves.
@@ -11,14 +11,14 @@ Functions never modify the logits [V], because they are a view of the predictor'
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, Path, PredictorError, TooLarge, describe, show_path
+from hf_transformer.errors import InvalidInput, Path, PredictorError, show_path
 from hf_transformer.generation.constraint import (
     KINDS,
     Constraint,
@@ -26,54 +26,35 @@ from hf_transformer.generation.constraint import (
     read_kind,
     read_structured_outputs,
 )
+from hf_transformer.generation.parameters import (
+    DRAW,
+    MAX_TEMPERATURE,
+    MIN_POSITIVE,
+    PROMPT_LOGPROBS,
+    SEED_MODULUS,
+    STRUCTURED,
+    SamplingFields,
+)
 from hf_transformer.generation.types import NEUTRAL, Sampling, TokenScore
 from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.tasks.numerics import top_k
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
 
 if TYPE_CHECKING:
     from hf_transformer.generation.masks import TokenMask
 
-MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
-"""Maximum number of stop strings per request (OpenAI: 4), and of characters per stop string. They bound the buffer."""
-MAX_STOP_TOKENS = 128
-"""Maximum number of stop tokens per request."""
-MAX_CHOICES = 128
-"""Maximum number of continuations per prompt, as in OpenAI's API."""
-MAX_LOGPROBS = 20
-"""Maximum number of top logprobs per token, as in OpenAI's chat API."""
-MAX_BIASES = 1024
-"""Maximum number of tokens in logit_bias."""
-MIN_POSITIVE = 1e-6
-"""Smallest temperature above 0, and smallest top_p. Models may round smaller float32 values to 0."""
-SEED_MODULUS = 2**63
-"""Modulus of seeds. It maps negative seeds to the unsigned seeds that predictors accept."""
-MIN_TOKENS = ("min_new_tokens", "min_tokens")
-CHOICES = ("num_return_sequences", "n")
-STOP = ("stop", "stop_strings", "stop_words")
-"""Alternative names of one parameter: from transformers, vLLM and TensorRT-LLM."""
+Setting = TypeVar("Setting")
+Named: TypeAlias = tuple[Setting, Path | str]
+"""A setting, and the path or name of the field that sets it."""
 MAX_SCORED_IDS = 1000
 """Maximum number of tokens to score in one step."""
-PROMPT_LOGPROBS = "prompt_logprobs"
-DRAW = ("temperature", "top_k", "top_p", "min_p")
-"""Parameters that enable sampling unless the request sets do_sample."""
-STRUCTURED = "structured_outputs"
 GUIDED: Mapping[str, ConstraintKind] = {
     f"guided_{name}": KINDS[name] for name in ("json", "regex", "choice", "grammar")
 }
 """Older names in vLLM's API for the members of ``structured_outputs``."""
-"""vLLM's parameter for a constraint on the form of the text."""
-RANGES = {
-    "temperature": (0.0, 100.0),
-    "top_p": (MIN_POSITIVE, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
-    "presence_penalty": (-2.0, 2.0),  # as in OpenAI's API
-    "frequency_penalty": (-2.0, 2.0),
-}
-"""Range of each numeric field of Sampling. The parameter has the same name as the field."""
-
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_k")
+"""Fields of Sampling that may have a default of the service."""
 NUCLEUS_HEAD = 256
 """Number of largest weights that the partial sort for top_p returns."""
 PARTIAL_SORT_SIZE = 8 * NUCLEUS_HEAD
@@ -82,176 +63,131 @@ DRAW_BLOCK = 512
 """Block size of the cumulative sum in ``draw``, which takes 1 ms for a vocabulary of 150,000."""
 
 
-def _flag_or_name(parameters: Parameters, field: str) -> str:
-    """Name of the source of a field's value: the request's parameter or the service's flag."""
-    return field if field in parameters else f"--{field}"
-
-
-def _require_at_most(limit: int, count: int, name: str, unit: str) -> int:
-    if count > limit:
-        raise TooLarge(("parameters", name), f"at most {limit} {unit}", str(count))
-    return count
-
-
-def _min_tokens(parameters: Parameters, name: str, tokens: str | None, limit: int | None) -> int:
-    """Parses min_tokens. Every model supports 0."""
-    minimum = parameters.integer(name, 0, 0)
-    if limit is not None and minimum > limit:
-        source = tokens or "the default number of new tokens"
-        raise InvalidInput(("parameters", name), f"at most {limit} ({source})", str(minimum))
-    return minimum
-
-
-def _choices(parameters: Parameters, name: str, vocab_size: int) -> int:
-    return _require_at_most(MAX_CHOICES, parameters.integer(name, 1, 1), name, "texts per prompt")
-
-
-def _stop(parameters: Parameters, name: str, vocab_size: int) -> tuple[str, ...]:
-    stops = parameters.strings(name, empty=True, most=MAX_STOPS) or []
-    for size in map(len, stops):
-        if not 0 < size <= MAX_STOP_LENGTH:
-            error = TooLarge if size else InvalidInput
-            raise error(("parameters", name), f"strings of 1 to {MAX_STOP_LENGTH} characters", f"{size} characters")
-    return tuple(stops)
-
-
-def _stop_token_ids(parameters: Parameters, name: str, vocab_size: int) -> tuple[int, ...]:
-    path, ids = ("parameters", name), parameters.get(name)
-    if not isinstance(ids, list):
-        raise InvalidInput(path, "a list of token ids", describe(ids))
-    _require_at_most(MAX_STOP_TOKENS, len(ids), name, "token ids")
-    for token in ids:
-        if type(token) is not int or not 0 <= token < vocab_size:
-            got = str(token) if type(token) is int else describe(token)
-            raise InvalidInput(path, f"token ids from 0 to {vocab_size - 1}", got)
-    return tuple(ids)
-
-
-def _logit_bias(parameters: Parameters, name: str, vocab_size: int) -> dict[int, float]:
-    """Parses {"id": bias}. Token ids are strings, because JSON keys are strings."""
-    path, biases = ("parameters", name), parameters.get(name)
-    if not isinstance(biases, dict):
-        raise InvalidInput(path, "an object of biases by token id", describe(biases))
-    _require_at_most(MAX_BIASES, len(biases), name, "token ids")
-    for key, bias in biases.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
-            raise InvalidInput(path, f"token ids from 0 to {vocab_size - 1} as keys", repr(key[:20]))
-        is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias)
-        if not is_number or not -100 <= bias <= 100:
-            got = f"{bias:g}" if is_number else describe(bias)
-            raise InvalidInput(path, "numbers from -100 to 100", f"{got} for token {key}")
-    return {int(key): float(bias) for key, bias in biases.items()}
-
-
-_READERS: Sequence[tuple[str, Sequence[str], Callable[[Parameters, str, int], Any]]] = (
-    ("seed", ("seed",), lambda parameters, name, _: parameters.integer(name, 0, -SEED_MODULUS) % SEED_MODULUS),
-    ("logit_bias", ("logit_bias",), _logit_bias),
-    ("ignore_eos", ("ignore_eos",), lambda parameters, name, _: parameters.flag(name, False)),
-    ("stop", STOP, _stop),
-    ("stop_token_ids", ("stop_token_ids",), _stop_token_ids),
-    ("n", CHOICES, _choices),
-)
-"""Parsers for fields of Sampling without a flag: the field, the parameter's names, and the parser."""
-
-
 def read_sampling(
-    parameters: Parameters,
+    fields: SamplingFields,
     defaults: GenerationSettings,
     vocab_size: int,
     *,
-    tokens: str | None,
+    names: Mapping[str, str] = MappingProxyType({}),
+    n: int | None = None,
+    do_sample: bool | None = None,
     default_tokens: int | None = None,
-    logprobs: tuple[int, str] | None = None,
-    constraint: tuple[Constraint, Path | str] | None = None,
+    logprobs: Named[int] | None = None,
+    prompt_logprobs: Named[int] | None = None,
+    constraint: Named[Constraint] | None = None,
     max_schema_bytes: int = GenerationSettings().max_schema_bytes,
-    echo: bool = False,
 ) -> Sampling:
-    """Parses a request's sampling parameters, under any of their alternative names.
+    """Converts a request's declared fields.
 
     Args:
         defaults: the service's temperature, top_k, top_p and do_sample.
-        tokens: name of the request's parameter for the limit of new tokens; None for the limit ``default_tokens``.
-        logprobs: number of top logprobs per token, and the name of its parameter.
-        constraint: a constraint, and the name of its parameter. It excludes ``structured_outputs``.
+        names: the client's names of fields, where these differ.
+        n: number of continuations per prompt.
+        do_sample: whether to draw tokens; by default if the request or ``defaults`` say so.
+        default_tokens: the limit of new tokens without ``fields.max_tokens``.
+        logprobs: number of top logprobs per token, and the name of its field.
+        prompt_logprobs: the same for the tokens of the prompt.
+        constraint: a constraint, and the name of its field. It excludes ``fields.constraints``.
         max_schema_bytes: the maximum size of a constraint.
-        echo: whether the text contains the prompt, whose tokens then have logprobs too, and may have no new token.
 
     Raises:
         InvalidInput, TooLarge: a value is not valid; the error's path is ``parameters.NAME``.
     """
     values: dict[str, Any] = {}
-    names: dict[str, Path | str] = {"max_length": "max_length"} if "max_length" in parameters else {}
+    sources: dict[str, Path | str] = {}
 
-    def put(field: str, value: Any, name: Path | str) -> None:
+    def put(field: str, value: Any, name: Path | str = "") -> None:
         values[field] = value
         if value != getattr(NEUTRAL, field):
-            names[field] = name
+            sources[field] = name or names.get(field, field)
 
-    if tokens is not None:
-        put("max_tokens", parameters.integer(tokens, 0, 0 if echo else 1), tokens)
-    elif default_tokens is not None:
-        put("max_tokens", default_tokens, "max_tokens")
-    if (name := parameters.one_of(*MIN_TOKENS)) is not None:
-        put("min_tokens", _min_tokens(parameters, name, tokens, values.get("max_tokens")), name)
-    for field, (least, most) in RANGES.items():
-        neutral = getattr(NEUTRAL, field)
-        default = getattr(defaults, field, neutral)
-        if field in parameters or default != neutral:
-            put(field, parameters.number(field, default, least, most), _flag_or_name(parameters, field))
+    if (tokens := default_tokens if fields.max_tokens is None else fields.max_tokens) is not None:
+        put("max_tokens", tokens)
+    if (minimum := fields.min_tokens) is not None:
+        if tokens is not None and minimum > tokens:
+            default = "the default number of new tokens"
+            source = default if fields.max_tokens is None else names.get("max_tokens", "max_tokens")
+            path = ("parameters", names.get("min_tokens", "min_tokens"))
+            raise InvalidInput(path, f"at most {tokens} ({source})", str(minimum))
+        put("min_tokens", minimum)
+    for field in NUMBERS:
+        value, neutral = getattr(fields, field), getattr(NEUTRAL, field)
+        if value is not None:
+            put(field, value)
+        elif (default := getattr(defaults, field, neutral)) != neutral:
+            put(field, default, f"--{field}")
     if 0 < (temperature := values.get("temperature", 1.0)) < MIN_POSITIVE:
-        expected = f"0, or a number from {MIN_POSITIVE:g} to {RANGES['temperature'][1]:g}"
+        expected = f"0, or a number from {MIN_POSITIVE:g} to {MAX_TEMPERATURE:g}"
         raise InvalidInput(("parameters", "temperature"), expected, f"{temperature:g}")
-    if "top_k" in parameters or defaults.top_k:  # -1 (vLLM) and 0 (transformers) mean the whole vocabulary
-        put("top_k", max(parameters.integer("top_k", defaults.top_k, -1), 0), _flag_or_name(parameters, "top_k"))
-    for field, known, read in _READERS:
-        if (name := parameters.one_of(*known)) is not None:
-            put(field, read(parameters, name, vocab_size), name)
-    prompt_logprobs = logprobs if echo else None
-    if PROMPT_LOGPROBS in parameters:
-        prompt_logprobs = parameters.integer(PROMPT_LOGPROBS, 0, 0), PROMPT_LOGPROBS
-    for field, tops in (("logprobs", logprobs), (PROMPT_LOGPROBS, prompt_logprobs)):
-        if tops is not None:
-            count, name = tops
-            put(field, _require_at_most(MAX_LOGPROBS, count, name, "tokens per token"), name)
-    if structured := structured_fields(parameters):
-        constraint = _read_structured(parameters, structured, constraint, max_schema_bytes)
+    if values.get("top_k") == -1:  # vLLM's name of 0, the whole vocabulary
+        values["top_k"] = 0
+        del sources["top_k"]
+    if fields.seed is not None:
+        put("seed", fields.seed % SEED_MODULUS)
+    if fields.logit_bias is not None:
+        put("logit_bias", _by_id(fields.logit_bias, vocab_size))
+    if fields.ignore_eos is not None:
+        put("ignore_eos", fields.ignore_eos)
+    if fields.stop is not None:
+        put("stop", (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop))
+    if (ids := fields.stop_token_ids) is not None:
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                path = ("parameters", names.get("stop_token_ids", "stop_token_ids"))
+                raise InvalidInput(path, f"token ids from 0 to {vocab_size - 1}", str(token))
+        put("stop_token_ids", tuple(ids))
+    if n is not None:
+        put("n", n)
+    if logprobs is not None:
+        put("logprobs", *logprobs)
+    if prompt_logprobs is not None:
+        put(PROMPT_LOGPROBS, *prompt_logprobs)
+    if structured := fields.constraints():
+        constraint = _read_structured(structured, constraint, max_schema_bytes)
     if constraint is not None:
         put("constraint", *constraint)
-    sample = parameters.flag("do_sample", defaults.do_sample or any(name in parameters for name in DRAW))
-    if temperature == 0 or not sample:
+    draws = defaults.do_sample or any(getattr(fields, name) is not None for name in DRAW)
+    if temperature == 0 or not (draws if do_sample is None else do_sample):
         for field in (*DRAW, "seed"):  # greedy decoding ignores them
             values.pop(field, None)
-            names.pop(field, None)
+            sources.pop(field, None)
         values["greedy"] = True
-        if (cause := "temperature" if temperature == 0 else "do_sample") in parameters:  # else a default of the service
-            names["greedy"] = cause
-    return Sampling(**values, names=names)
+        if temperature == 0 and fields.temperature is not None:  # else a default of the service
+            sources["greedy"] = "temperature"
+        elif temperature != 0 and do_sample is not None:
+            sources["greedy"] = "do_sample"
+    return Sampling(**values, names=sources)
 
 
-def structured_fields(parameters: Parameters) -> list[str]:
-    """Returns the names of the request's fields of vLLM's API for a constraint."""
-    return [name for name in (STRUCTURED, *GUIDED) if name in parameters]
+def _by_id(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    """Returns biases by token id. Token ids are strings in requests, because JSON keys are strings."""
+    for key in biases:
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
+            raise InvalidInput(
+                ("parameters", "logit_bias"), f"token ids from 0 to {vocab_size - 1} as keys", repr(key[:20])
+            )
+    return {int(key): bias for key, bias in biases.items()}
 
 
 def _read_structured(
-    parameters: Parameters, names: Sequence[str], other: tuple[Constraint, Path | str] | None, max_bytes: int
+    fields: Mapping[str, Json], other: Named[Constraint] | None, max_bytes: int
 ) -> tuple[Constraint, str]:
-    """Reads the fields ``names``, and returns their constraint with the name of the first field. Raises InvalidInput if
-    there is another constraint."""
-    first = names[0]
+    """Returns the constraint of fields by name, with the name of the first one. Raises InvalidInput if there is another
+    constraint."""
+    first = next(iter(fields))
     if other is not None:
         got = f"another one in {show_path(other[1])}"
         raise InvalidInput(("parameters", first), "one constraint in a request", got)
-    found = []
-    for name in names:
-        value, path = parameters.get(name), ("parameters", name)
+    constraints = []
+    for name, value in fields.items():
+        path = ("parameters", name)
         if name == STRUCTURED:
-            found.append(read_structured_outputs(value, path, max_bytes))
+            constraints.append(read_structured_outputs(value, path, max_bytes))
         else:
-            found.append(read_kind(GUIDED[name], value, path, max_bytes))
-        if found[-1] != found[0]:
+            constraints.append(read_kind(GUIDED[name], value, path, max_bytes))
+        if constraints[-1] != constraints[0]:
             raise InvalidInput(path, "one constraint in a request", f"another one in {first}")
-    return found[0], first
+    return constraints[0], first
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:

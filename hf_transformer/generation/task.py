@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -14,13 +15,13 @@ from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, read_text
 from hf_transformer.tasks.declaration import BATCH, DECODED, SEQUENCE, STRING, Demo, Example, ExportHead, array, closed
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.tensors import OUTPUT
+from hf_transformer.types.fields import Form
 from hf_transformer.types.request import Json, Query
 from hf_transformer.types.task_names import TASK_NAMES
 from hf_transformer.types.tensors import Tensor
 
-MAX_TOKENS = ("max_new_tokens", "max_tokens")
+FORM: Final = Form(TextGenerationParameters)
 CAPITAL, HOUSE = "The capital of france is", "translate English to German: The house is small."
 
 
@@ -59,20 +60,35 @@ class TextGeneration(Servable):
 
     def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
         """Parses the parameters into a request without prompts. Raises InvalidInput or TooLarge."""
-        reader = Parameters(parameters, self.parameters)
-        reader.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
-        reader.flag("stream", False)  # the API reads it
-        defaults = self.settings.generation
-        echo = reader.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
+        return self.convert(FORM.read(parameters, path=("parameters",)), FORM.aliases(parameters))
+
+    def convert(self, given: TextGenerationParameters, names: Mapping[str, str]) -> GenerationRequest:
+        """Converts parameters to a request without prompts. ``names`` are the client's names, where these differ.
+
+        Raises:
+            InvalidInput, TooLarge: parameters contradict each other, or the vocabulary.
+        """
+        defaults, echo = self.settings.generation, given.return_full_text
+        if echo is None:
+            echo = defaults.return_full_text and self.knows_full_text
         if echo and not self.knows_full_text:
             hint = f"{self.name} returns the new text alone"
             raise InvalidInput(("parameters", "return_full_text"), "false", "true", hint)
-        tokens = reader.one_of(*MAX_TOKENS)
-        if tokens is not None and "max_length" in reader:
-            raise InvalidInput(("parameters", "max_length"), f"either max_length or {tokens}", "both")
-        max_length = None if tokens is not None else reader.integer("max_length", defaults.max_length, 1)
-        size, limit = self.settings.vocabulary.vocab_size, defaults.max_schema_bytes
-        sampling = read_sampling(reader, defaults, size, tokens=tokens, max_schema_bytes=limit)
+        if given.max_tokens is not None and given.max_length is not None:
+            expected = f"either max_length or {names.get('max_tokens', 'max_tokens')}"
+            raise InvalidInput(("parameters", "max_length"), expected, "both")
+        sampling = read_sampling(
+            given,
+            defaults,
+            self.settings.vocabulary.vocab_size,
+            names=names,
+            n=given.n,
+            do_sample=given.do_sample,
+            max_schema_bytes=defaults.max_schema_bytes,
+        )
+        if given.max_length is not None:
+            sampling = replace(sampling, names={**sampling.names, "max_length": "max_length"})
+        max_length = None if given.max_tokens is not None else given.max_length or defaults.max_length
         return GenerationRequest(prompts=(), sampling=sampling, echo=echo, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:

@@ -20,20 +20,19 @@ from hf_transformer.generation.grammars import byte_tokenizer, compile_grammar
 from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.types.request import Json
 
-_PATTERNS: Final = (b'"pattern"', b'"patternProperties"')
+_PATTERNS: Final = ('"pattern"', '"patternProperties"')
 
 
 def check(constraint: Constraint) -> None:
     """Raises InvalidInput for a constraint that can't be verified."""
-    schemas = [constraint.schema] if constraint.schema is not None else []
+    schemas = [constraint]
     if constraint.kind == "tool":
         tools, answer = constraint.tool_parts
-        schemas = [*tools.values(), *([] if answer is None else [answer])]
-    elif constraint.kind in ("regex", "grammar"):
-        compile_grammar(bytes_vocabulary(), constraint, ())
-    for schema in schemas:
-        if _has_patterns(schema):
-            compile_grammar(bytes_vocabulary(), Constraint.of("json_schema", schema), ())
+        schemas = [Constraint.of("json_schema", schema) for schema in (*tools.values(), answer) if schema is not None]
+    for part in schemas:
+        schema = part.schema
+        if schema is None or _has_patterns(part):
+            compile_grammar(bytes_vocabulary(), part, ())
         else:
             _check_schema(schema)
 
@@ -42,27 +41,26 @@ def problem(constraint: Constraint, text: str) -> str:
     """Describes how a text breaks its form; empty if it has the form. Raises InvalidInput for an unusable schema."""
     if constraint.kind == "tool":
         return _tool_problem(constraint, text)
-    if constraint.schema is not None:
-        return _json_problem(constraint.schema, text)
+    if constraint.kind in ("json_schema", "json_object"):
+        return _json_problem(constraint, text)
     return "" if _matches(constraint, text) else f"it does not match the {constraint.kind}"
 
 
-def _json_problem(schema: Json, text: str) -> str:
+def _json_problem(constraint: Constraint, text: str) -> str:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         return f"invalid JSON: {error}"
-    if _has_patterns(schema):
+    if _has_patterns(constraint):
         try:
             whole = orjson.dumps(value).decode()
         except TypeError:  # orjson writes at most 254 levels
             return "its lists and objects are nested too deep"
-        matches = _matches(Constraint.of("json_schema", schema), whole)
-        return "" if matches else "it does not match the schema"
+        return "" if _matches(constraint, whole) else "it does not match the schema"
     from referencing.exceptions import Unresolvable
 
     try:
-        first = next(_validator(schema).iter_errors(value), None)
+        first = next(_validator(constraint.schema).iter_errors(value), None)
     except Unresolvable:
         hint = "the service loads no other documents"
         raise InvalidInput("", "references within the schema, such as '#/$defs/item'", hint=hint) from None
@@ -79,11 +77,11 @@ def _tool_problem(constraint: Constraint, text: str) -> str:
     for call in (*calls, *more):
         if call.name not in tools:
             return "it calls a tool that the request does not have"
-        if found := _json_problem(tools[call.name], call.arguments):
+        if found := _json_problem(Constraint.of("json_schema", tools[call.name]), call.arguments):
             return f"the arguments of {call.name}: {found}"
     if calls or more or answer is None:
         return ""
-    return _json_problem(answer, content + rest)
+    return _json_problem(Constraint.of("json_schema", answer), content + rest)
 
 
 def _check_schema(schema: Json) -> None:
@@ -114,6 +112,5 @@ def bytes_vocabulary() -> Any:
     return byte_tokenizer()
 
 
-def _has_patterns(schema: Json) -> bool:
-    text = orjson.dumps(schema)
-    return any(pattern in text for pattern in _PATTERNS)
+def _has_patterns(constraint: Constraint) -> bool:
+    return any(pattern in constraint.source for pattern in _PATTERNS)

@@ -42,7 +42,7 @@ class Verifier:
         applied to it."""
         if constraint.kind == "choice":
             problem = "" if text in constraint.choices else "it is none of the choices"
-        elif constraint.schema is not None and Shape.of(text.encode()).depth > MAX_NESTING:
+        elif constraint.kind in ("json_schema", "json_object") and Shape.of(text.encode()).depth > MAX_NESTING:
             problem = f"its lists and objects are nested deeper than {MAX_NESTING}"
         else:
             problem = await self._children.run("verify", constraint, path, text)

@@ -15,9 +15,10 @@ from hf_transformer.tasks.options import LOGITS, Kind, ParameterReader, TaskPara
 from hf_transformer.tasks.pair_template import Reranker
 from hf_transformer.tasks.sparse import SparsePooling
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
+from hf_transformer.types.fields import Form
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
+from hf_transformer.types.tokenization import Encoding, TaskTokenizer, TextInput, Tokenization
 
 Overflow = Literal["truncate", "error", "window"]
 """Treatment of a text above the model's maximum length: truncate, reject, or split into windows."""
@@ -45,36 +46,6 @@ class TaskOptions(Protocol):
 Item = TypeVar("Item")
 Options = TypeVar("Options", bound=TaskOptions)
 Part = TypeVar("Part")
-
-
-class TaskTokenizer(Protocol):
-    """The tokenizer's interface for tasks. None means a token that the tokenizer lacks."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def mask_id(self) -> int | None: ...
-    @property
-    def mask_token(self) -> str | None: ...
-    @property
-    def pad_token_id(self) -> int | None: ...
-    @property
-    def cls_id(self) -> int | None: ...
-    @property
-    def unk_id(self) -> int | None: ...
-    @property
-    def padding_side(self) -> str: ...
-    @property
-    def marks_subwords(self) -> bool: ...
-    @property
-    def special_tokens(self) -> Mapping[str, str]: ...
-    def token_to_id(self, token: str) -> int | None: ...
-    def id_to_token(self, number: int) -> str | None: ...
-    def join_tokens(self, tokens: list[str]) -> str: ...
-    def first_token_id(self, text: str) -> int | None: ...
-    def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]: ...
-    def encode_windows(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]: ...
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +239,7 @@ class Servable(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "options_type" in cls.__dict__:
-            cls.parameters = cls.options_type.__struct_fields__
+            cls.parameters = Form(cls.options_type).names
 
     def __init__(self, settings: TaskSettings) -> None:
         """Raises ConfigError for an unsupported flag of LOGITS, LoadError for a model that doesn't fit the task."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from hf_transformer.errors import LoadError, PredictorError
-from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Outputs, TaskSettings, TaskTokenizer
+from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Outputs, TaskSettings
 from hf_transformer.tasks.rerank import Rerank, RerankItem, RerankOptions
 from hf_transformer.types.tensors import Array
-from hf_transformer.types.tokenization import Encoding
+from hf_transformer.types.tokenization import Encoding, TaskTokenizer
 
 
 class CausalRerank(Rerank):

@@ -12,11 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.tasks.numerics import require_finite
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
-from hf_transformer.types.tokenization import Encoding, Words
+from hf_transformer.types.tokenization import Encoding, TaskTokenizer, Words
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
 STRATEGIES: tuple[Strategy, ...] = ("none", "simple", "first", "average", "max")

@@ -11,16 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hf_transformer.errors import LoadError
 from hf_transformer.types.tensors import Array
-from hf_transformer.types.tokenization import Encoding
-
-if TYPE_CHECKING:
-    from hf_transformer.tasks.base import TaskTokenizer
+from hf_transformer.types.tokenization import Encoding, TaskTokenizer
 
 QUERY, DOCUMENT = "query", "document"
 """The values of the parameter ``input_type``."""

@@ -225,7 +225,7 @@ def parameter_schemas(kind: type[TaskParameters]) -> dict[str, Schema]:
     """The JSON schemas of the parameters by name. Null counts as absent; a flag's default has no value here."""
     properties = json_schemas([kind])[1][kind.__name__]["properties"]
     flags, declared = flags_of(kind), fields_of(kind)
-    return {name: _flat(schema, declared[name], flags.get(name)) for name, schema in properties.items()}
+    return {name: _flat(schema, declared.get(name), flags.get(name)) for name, schema in properties.items()}
 
 
 def _flat(schema: Schema, declared: Any, flag: str | None) -> dict[str, Json]:

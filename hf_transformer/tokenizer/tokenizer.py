@@ -17,16 +17,12 @@ from tokenizers import decoders
 
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.pair_template import PairTemplate
-from hf_transformer.tokenizer.engine import (
-    LONG_TEXT_CHARACTERS,
-    Engine,
-    PythonEngine,
-    RustEngine,
-    characters,
-    too_many_tokens,
-)
+from hf_transformer.tokenizer.engine import Engine, characters, too_many_tokens
 from hf_transformer.tokenizer.files import MAX_FILE_BYTES
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
+from hf_transformer.tokenizer.prefixes import LONG_TEXT_CHARACTERS
+from hf_transformer.tokenizer.python_engine import PythonEngine
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 

@@ -41,7 +41,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.json import schema_components
 from msgspec.structs import fields as struct_fields
 
-from hf_transformer.errors import EmptyList, InvalidInput, Path, describe
+from hf_transformer.errors import EmptyList, FieldError, InvalidInput, Path, TooLarge, describe
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Json
 
@@ -75,6 +75,7 @@ def about(
     schema: Mapping[str, Json] | None = None,
     instead_of: str = "",
     shown: Sequence[Any] = (),
+    limits: str = "",
 ) -> Meta:
     """Declares more about a field than its type.
 
@@ -88,9 +89,10 @@ def about(
         instead_of: the field that this one replaces, in another form. A request has one of them, and errors about the
             parameter of that field name this one.
         shown: the types in the JSON Schema, in place of the field's own: those of values that code reads later.
+        limits: the unit of the field's maximum, such as ``texts per prompt``. A larger value is then TooLarge.
     """
     extra = {"also": tuple(also), "parameter": parameter, "expected": expected, "hint": hint}
-    extra |= {"instead_of": instead_of, "shown": tuple(shown)}
+    extra |= {"instead_of": instead_of, "shown": tuple(shown), "limits": limits}
     return Meta(
         description=text or None,
         extra={name: value for name, value in extra.items() if value},
@@ -100,10 +102,10 @@ def about(
 
 def only(*values: Json, because: str = "") -> Meta:
     """Declares a field without effect that may have some values only, of type ``Json``. ``because`` is the hint of the
-    error for another one."""
+    error for another one. Without values, the field is refused."""
     return Meta(
         description="Without effect.",
-        extra={"only": values, "hint": because},
+        extra={"only": values, "hint": because, "kinds": repr(values)},  # typing takes Annotated with 1 and True as one
         extra_json_schema={"enum": [*values, *([] if None in values else [None])]},
     )
 
@@ -144,12 +146,13 @@ class Form(Generic[Kind]):
                 self._instead[name] = extra["instead_of"]
             if "parameter" in extra:
                 self.parameters[name] = extra["parameter"]
+        self._others = self._also | self._instead
         self._heads: dict[Path, Path] = {("parameters",): ()}
         self._heads |= {("parameters", parameter): (field,) for field, parameter in self.parameters.items()}
         self._names = Names(self._heads)
         self.names = tuple(names)
         self._known = frozenset(names)
-        self._special = frozenset((*self._also, *self._only, *self._instead))
+        self._special = frozenset((*self._others, *self._only))
 
     def read(self, payload: Json, ignored: list[str] | None = None, path: Path = ()) -> Kind:
         """Returns a body. ``path`` is the body's field, empty for a whole body. ``ignored`` gets the names of unknown
@@ -157,7 +160,18 @@ class Form(Generic[Kind]):
 
         Raises:
             InvalidInput: the body is no object, or has a field that is missing, unknown or invalid.
+            TooLarge: a field exceeds its maximum, see ``limits`` of ``about``.
         """
+        if isinstance(payload, dict) and self._special.isdisjoint(payload) and None not in payload.values():
+            # Most bodies. Where msgspec refuses unknown fields, it finds them.
+            if self._refuses_unknown or payload.keys() <= self._known:
+                try:
+                    return convert(payload, self.kind)
+                except ValidationError:
+                    pass  # the rest finds the fault
+        return self._read_any(payload, ignored, path)
+
+    def _read_any(self, payload: Json, ignored: list[str] | None, path: Path) -> Kind:
         if not isinstance(payload, dict):
             raise InvalidInput(path or "body", "an object", describe(payload))
         if None in payload.values():
@@ -190,12 +204,15 @@ class Form(Generic[Kind]):
 
     def client_names(self, payload: Mapping[str, Json]) -> Names:
         """The client's names of the task's parameters, for errors about their values (``Context.field_names``)."""
-        sent = {name: alias for alias, name in (self._also | self._instead).items() if payload.get(alias) is not None}
-        if not sent:
+        if payload.keys().isdisjoint(self._others) or not (sent := self.aliases(payload)):
             return self._names
         return Names(
             {**self._heads, **{("parameters", self.parameters.get(name, name)): (sent[name],) for name in sent}}
         )
+
+    def aliases(self, payload: Mapping[str, Json]) -> dict[str, str]:
+        """The client's names of fields, where these are further ones."""
+        return {name: alias for alias, name in self._others.items() if payload.get(alias) is not None}
 
     def _renamed(self, payload: Mapping[str, Json], path: Path) -> dict[str, Json]:
         renamed: dict[str, Json] = {}
@@ -215,7 +232,7 @@ class Form(Generic[Kind]):
                     if other == replaced or self._also.get(other) == replaced:
                         raise InvalidInput((*path, name), f"{other} or {name}", "both", "they mean the same")
 
-    def _fault(self, payload: Mapping[str, Json], sent: Mapping[str, Json], path: Path) -> InvalidInput:
+    def _fault(self, payload: Mapping[str, Json], sent: Mapping[str, Json], path: Path) -> FieldError:
         """The error about a body, in the names of the client's fields."""
         error = find_fault(payload, self.kind, path)
         name = error.path[len(path)] if len(error.path) > len(path) else ""
@@ -292,17 +309,32 @@ def _structs(declared: Any, found: set[type[Struct]]) -> set[type[Struct]]:
 # Faults
 
 
-def find_fault(value: Json, declared: Any, path: Path) -> InvalidInput:
+def read_value(value: Json, declared: Any, path: Path) -> Any:
+    """Returns a value of a declared type. Raises InvalidInput or TooLarge for any other value."""
+    try:
+        return convert(value, declared)
+    except ValidationError:
+        raise find_fault(value, declared, path) from None
+
+
+def find_fault(value: Json, declared: Any, path: Path) -> FieldError:
     """The error about the first value in ``value`` that does not fit the declaration, as msgspec has found."""
     return _fault(value, declared, path, Meta())
 
 
-def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> InvalidInput:
+def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> FieldError:
     """See ``find_fault``. ``meta`` says more about the field than its type."""
     if _is_annotated(declared):
         inner, said = get_args(declared)[0], _merged([meta, _meta(declared)])
-        if _fits(value, inner):  # so that only the limits are not met
-            return _refused(path, said, *_limit(inner, said, value), EmptyList if value == [] else InvalidInput)
+        too_large = _exceeds(value, said)
+        # Lists are counted before their elements are read. If the value fits, only the limits are not met.
+        if (too_large and isinstance(value, list)) or _fits(value, inner):
+            expected, got = _limit(inner, said, value)
+            if too_large:
+                extra = said.extra or {}
+                kind = TooLarge if "limits" in extra else InvalidInput
+                return kind(path or "body", expected, got, extra.get("hint", ""))
+            return _refused(path, said, expected, got, EmptyList if value == [] else InvalidInput)
         return _fault(value, inner, path, said)
     members = _members(declared)
     if len(members) > 1:
@@ -325,7 +357,14 @@ def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> InvalidInput:
     return _refused(path, meta, phrase(Annotated[kind, meta]), describe(value, quote=origin is Literal))
 
 
-def _fault_of_object(value: Mapping[str, Json], kind: type[Struct], path: Path) -> InvalidInput:
+def _exceeds(value: Json, meta: Meta) -> bool:
+    """Whether a value of the right type exceeds the maximum."""
+    if isinstance(value, str | list | dict):
+        return meta.max_length is not None and len(value) > meta.max_length
+    return meta.le is not None and isinstance(value, int | float) and value > meta.le
+
+
+def _fault_of_object(value: Mapping[str, Json], kind: type[Struct], path: Path) -> FieldError:
     declared, required, tag = fields_of(kind), _required(kind), kind.__struct_config__.tag_field
     if kind.__struct_config__.forbid_unknown_fields and not value.keys() <= {*declared, tag}:
         unknown = [name for name in value if name not in declared and name != tag]
@@ -343,7 +382,7 @@ def _required(kind: type[Struct]) -> set[str]:
     return {one.encode_name for one in struct_fields(kind) if one.required}
 
 
-def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta) -> InvalidInput:
+def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta) -> FieldError:
     """The error of the member that has the value's form; of the union, if none or several have it."""
     structs = [one for one in members if _is_struct(one)]
     if isinstance(value, dict) and len(structs) > 1 and (tag := structs[0].__struct_config__.tag_field):
@@ -352,7 +391,8 @@ def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta)
         if isinstance(name, str) and name in tags:
             return _fault_of_object(value, tags[name], path)
         got = "nothing" if name is None else describe(name, quote=True)
-        return InvalidInput((*path, tag), f"one of {', '.join(map(str, tags))}", got)
+        hint = (meta.extra or {}).get("hint", "")
+        return InvalidInput((*path, tag), f"one of {', '.join(map(str, tags))}", got, hint)
     alike = [one for one in members if _has_form(value, one)]
     if len(alike) == 1:
         return _fault(value, alike[0], path, meta)
@@ -431,12 +471,13 @@ def _limit(declared: Any, meta: Meta, value: Json, kind: str = "") -> tuple[str,
         if meta.max_length is None or len(value) <= meta.max_length:
             return phrase(declared), "an empty text" if value == "" else "an empty list"
         unit = "characters" if isinstance(value, str) else "keys" if isinstance(value, dict) else "elements"
+        unit = (meta.extra or {}).get("limits", unit)
         return f"{kind}at most {meta.max_length} {unit}", str(len(value))
     if _bare(declared) is float and meta.ge is not None and meta.le is not None:
         return f"a number from {meta.ge:g} to {meta.le:g}", f"{value:g}"
     if meta.ge is not None and value < meta.ge:
         return f"{meta.ge} or more", str(value)
-    return f"at most {meta.le}", str(value)
+    return f"at most {meta.le} {(meta.extra or {}).get('limits', '')}".rstrip(), str(value)
 
 
 def _is_struct(kind: Any) -> bool:
@@ -471,5 +512,5 @@ def _check_only(meta: Meta, value: Json, path: Path) -> None:
     extra = meta.extra or {}
     if any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in extra["only"]):
         return
-    expected = " or ".join(one if isinstance(one, str) else orjson.dumps(one).decode() for one in extra["only"])
-    raise InvalidInput(path, expected, describe(value, quote=True), extra["hint"])
+    values = [one if isinstance(one, str) and one else orjson.dumps(one).decode() for one in extra["only"]]
+    raise InvalidInput(path, " or ".join(values) or "no such field", describe(value, quote=True), extra["hint"])

@@ -80,13 +80,13 @@ class Goldens:
         return case | ({"multi_vector": vectors} if name in TEXTS else {})
 
     def colbert_case(self, name: str, text: str, *, short: bool) -> dict[str, Any]:
-        found = {
+        answers = {
             "query": self.colbert.encode_query([text], show_progress_bar=False)[0],
             "document": self.colbert.encode_document([text], show_progress_bar=False)[0],
         }
         if short:
-            found = {f"{kind}_16": vectors[:, :16] for kind, vectors in found.items()}
-        return {"model": "colbert", "id": name, "text": text, **found}
+            answers = {f"{kind}_16": vectors[:, :16] for kind, vectors in answers.items()}
+        return {"model": "colbert", "id": name, "text": text, **answers}
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ class Model:
         self.ends = set(ends if isinstance(ends, list) else [ends])
 
     def continued(self, ids: list[int], most: int, name: str) -> dict[str, Any]:
-        """What follows a prompt."""
+        """The text that follows a prompt."""
         inputs = torch.tensor([ids])
         options = {"max_new_tokens": most, "output_logits": True, "return_dict_in_generate": True}
         made = self.model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, **options)

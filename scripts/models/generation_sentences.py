@@ -151,7 +151,7 @@ WORDS: Final = tuple("one two three four five six seven eight nine ten red green
 
 
 def pair(rng: random.Random) -> tuple[str, str]:
-    """What the T5-shaped model reads and writes."""
+    """The input and the output of the T5-shaped model."""
     kind = rng.random()
     country = rng.choice(sorted(FACTS))
     capital = FACTS[country]

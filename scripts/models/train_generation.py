@@ -120,7 +120,7 @@ def gpt2_batches(tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, torch
 
 
 def chat_row(tokenizer: PreTrainedTokenizerBase, chat: worlds.Chat) -> Row:
-    """What the template makes of a chat; learned is what the assistant says, the end of its turn included."""
+    """A chat as the template renders it. The model learns the assistant's words and the end of its turn."""
     marker = "<|im_start|>assistant\n"
     text = tokenizer.apply_chat_template(list(chat.messages), tools=list(chat.tools) or None, tokenize=False)
     ids: list[int] = []
@@ -136,7 +136,7 @@ def chat_row(tokenizer: PreTrainedTokenizerBase, chat: worlds.Chat) -> Row:
 
 
 def check_gpt2(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What the model gets wrong, each with what it says instead."""
+    """The model's wrong answers, each beside its fact."""
     asked = {f"The capital of {country} is": f" {capital}." for country, capital in worlds.FACTS.items()}
     asked |= {f"The flag of {country} is": f" {flag}." for country, flag in worlds.FLAGS.items()}
     asked |= {f"A greeting in {language}:": f" {text}" for language, text in worlds.GREETINGS.items()}
@@ -216,7 +216,7 @@ def t5_batches(tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, torch.T
 
 
 def check_t5(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What the model gets wrong: a fact, or more than a twentieth of other tasks."""
+    """The model's faults: a wrong fact, or errors in more than a twentieth of the other tasks."""
     rng = random.Random(SEED + 1)
     facts = {f"capital of {country}": capital for country, capital in worlds.FACTS.items()}
     remaining = dict(worlds.pair(rng) for _ in range(300))

@@ -146,13 +146,13 @@ def request(random: Random) -> tuple[str, bytes]:
             path, more = "/v1/models/gpt2:predict", dict[str, str]()
             usual = {"instances": f"[{prompt}]", "parameters": object_of(parameters(TextGeneration.parameters))}
         case "completions" as route:
-            path, more = f"/openai/v1/{route}", parameters(completions.FIELDS)
+            path, more = f"/openai/v1/{route}", parameters(completions.FORM.names)
             usual = {"prompt": random.choice((prompt, "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))}
         case "chat/completions" as route:
-            path, more = f"/openai/v1/{route}", parameters(chat.FIELDS)
+            path, more = f"/openai/v1/{route}", parameters(chat.FORM.names)
             usual = {"messages": f'[{{"role":"user","content":{prompt}}}]'}
         case "responses" as route:
-            path, more = f"/openai/v1/{route}", parameters(responses.FIELDS)
+            path, more = f"/openai/v1/{route}", parameters(responses.FORM.names)
             usual = {"input": random.choice((prompt, f'[{{"role":"user","content":{prompt}}}]'))}
         case route:
             path, more = f"/v2/models/gpt2/{route}", parameters((*TextGeneration.parameters, *OF_BACKENDS))

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.app.wiring import load_model
+from hf_transformer.app.loading import load_model
 from hf_transformer.errors import FieldError, InvalidInput, Path, TooLarge, show_path
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication

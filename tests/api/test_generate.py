@@ -140,11 +140,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"parameters": 3}, "parameters: expected an object, got a number"),
     ({"stream": True}, "stream: expected false, since this API does not stream, got true; "),
     ({"parameters": {"stream": True}}, "parameters.stream: expected false"),
-    ({"top_q": 1}, "top_q: expected one of output_format"),
-    ({"parameters": {"top_q": 1}}, "parameters.top_q: expected one of output_format"),
+    ({"top_q": 1}, "top_q: expected one of max_tokens"),
+    ({"parameters": {"top_q": 1}}, "parameters.top_q: expected one of max_tokens"),
     ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: expected one value, got two"),
-    ({"bad_words": ["x"]}, "bad_words: expected no words"),
-    ({"parameters": {"bad_words": ["x"]}}, "parameters.bad_words: expected no words"),
+    ({"bad_words": ["x"]}, 'bad_words: expected "" or [], got a list; the service can\'t exclude'),
+    (
+        {"parameters": {"bad_words": ["x"]}},
+        'parameters.bad_words: expected "" or [], got a list; the service can\'t exclude',
+    ),
     ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
     ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: expected the opposite of"),
     ({"text_input": ""}, "text_input: expected a prompt of at least one token"),
@@ -276,7 +279,7 @@ async def test_return_full_text_excludes_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"num_beams": 4}, "parameters.num_beams: expected one of output_format, max_length"),
+        ({"num_beams": 4}, "parameters.num_beams: expected one of max_tokens, max_new_tokens"),
         ({"max_length": 2}, "parameters.max_length: expected more than the "),
         ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: expected "),
         ({"stream": 1}, "parameters.stream: expected true or false, got a number"),

@@ -17,7 +17,7 @@ import pytest
 from hf_transformer.api.auth import CONTROL_KEYS, CONTROL_PATH, ApiKeys
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.app.application import gateway_settings
-from hf_transformer.app.wiring import load_model
+from hf_transformer.app.loading import load_model
 from hf_transformer.credentials import MAX_FILE_BYTES, read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics

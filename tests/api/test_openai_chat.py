@@ -263,36 +263,36 @@ def tool(**function: Any) -> dict[str, Any]:
 
 
 METADATA: list[tuple[Any, str]] = [
-    ("x", "expected an object of strings, got a string"),
-    ({"a": 1}, "expected a string for the key 'a', got a number"),
-    ({"a" * 65: "x"}, "expected keys of at most 64 characters, got 65"),
-    ({"a": "x" * 513}, "expected at most 512 characters for the key 'a', got 513"),
-    (dict.fromkeys(map(str, range(17)), "x"), "expected at most 16 keys, got 17"),
+    ("x", ": expected an object of strings, got a string"),
+    ({"a": 1}, ".a: expected a string, got a number"),
+    ({"a" * 65: "x"}, ": expected keys of at most 64 characters, got 65"),
+    ({"a": "x" * 513}, ".a: expected at most 512 characters, got 513"),
+    (dict.fromkeys(map(str, range(17)), "x"), ": expected at most 16 keys, got 17"),
 ]
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: expected a list of messages, got an empty list"),
     ({"messages": None}, "messages: expected a list of messages, got nothing"),
     ({"messages": ["Hi"]}, "messages[0]: expected an object, got a string"),
     ({"messages": [{"content": "x"}]}, "messages[0].role: expected one of system"),
-    ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: "),
+    ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens: expected max_tokens or max_completion"),
     ({"top_logprobs": 3}, "top_logprobs: expected 0 without logprobs, got 3"),
     ({"logprobs": 3}, "logprobs: expected true or false, got a number"),
-    ({"response_format": {"type": "yaml"}}, "response_format: expected an object with a type: text, json_object"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type: expected one of text, json_object"),
     ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice: expected none, auto, required, or {"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, 'tool_choice: expected {"type": "function", "function"'),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function: expected an object, got nothing"),
     ({"tool_choice": "auto"}, "tool_choice: expected no choice without tools"),
     ({"tools": 1}, "tools: expected a list, got a number"),
-    ({"tools": [{"type": "x"}]}, "tools[0]: expected"),
-    (tool(name=""), "tools[0].function: expected an object with a name"),
+    ({"tools": [{"type": "x"}]}, "tools[0].type: expected function, got 'x'"),
+    (tool(name=""), "tools[0].function.name: expected a string that is not empty"),
     (tool(name="weather", strict=3), "tools[0].function.strict: expected true or false, got a number"),
     (tool(name="weather", parameters=[]), "tools[0].function.parameters: expected an object, got a list"),
     ({"chat_template_kwargs": 0}, "chat_template_kwargs: expected an object, got a number"),
-    ({"functions": []}, "functions: expected one of model, stream"),
-    ({"best_of": 1}, "best_of: expected one of model"),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction: expected one of model"),
+    ({"functions": []}, "functions: expected one of min_tokens, temperature"),
+    ({"best_of": 1}, "best_of: expected one of min_tokens"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction: expected one of min_tokens"),
     *[({name: 7}, f"{name}: expected a string, got a number") for name in ("user", "safety_identifier")],
     *[({f"prompt_cache_{name}": ["k"]}, f"prompt_cache_{name}: expected a string") for name in ("key", "retention")],
-    *[({"metadata": value}, f"metadata: {says}") for value, says in METADATA],
+    *[({"metadata": value}, f"metadata{says}") for value, says in METADATA],
     ({"store": 0}, "store: expected true or false, got 0; the service stores nothing"),
     ({"service_tier": "flex"}, "service_tier: expected auto or default, got 'flex'; the service has one tier"),
     ({"service_tier": 1}, "service_tier: expected auto or default, got 1"),
@@ -317,9 +317,9 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
 IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({}, "content: expected a string or a list of parts, got nothing"),
     ({"role": "me", "content": "x"}, "role: expected one of system, developer"),
-    ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "content[0]: expected a part"),
+    ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "content[0].type: expected text"),
     ({"content": ["x"]}, 'content[0]: expected a part {"type": "text", "text": string}, got a string'),
-    ({"content": [{"type": "text"}]}, "content[0]: expected a part"),
+    ({"content": [{"type": "text"}]}, "content[0].text: expected a string, got nothing"),
     ({"content": 7}, "content: expected a string or a list of parts, got a number"),
     ({"content": "x", "audio": {"id": "1"}}, "audio: expected one of role, content"),
     ({"content": "x", "name": 7}, "name: expected a string, got a number"),
@@ -327,11 +327,11 @@ IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"role": "assistant", "refusal": 7}, "refusal: expected a string, got a number"),
     ({"refusal": "y"}, "refusal: expected no refusal, got a string; only the assistant"),
     ({"content": "x", "cache_control": 5}, 'cache_control: expected {"type": "ephemeral"}, got a number'),
-    ({"content": "x", "cache_control": {"type": "x"}}, 'cache_control: expected {"type": "ephemeral"}, got an'),
+    ({"content": "x", "cache_control": {"type": "x"}}, "cache_control.type: expected ephemeral, got 'x'"),
     ({"content": "x", "annotations": [{}]}, "annotations: expected an empty list, got a list"),
     ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
     ({"content": "x", "tool_calls": [{}]}, "tool_calls: expected no calls, got a list; only the assistant"),
-    ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object with the string name"),
+    ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object, got nothing"),
 ]
 FIELDS += [({"messages": [{"role": "user", **one}]}, f"messages[0].{says}") for one, says in IN_MESSAGES]
 
@@ -357,6 +357,20 @@ async def test_values_without_effect_are_accepted() -> None:
         ):
             await chat(made, **fields)
         await chat(made, stream=True, stream_options={"include_obfuscation": False})
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [({"temperature": 0.5}, 400, "temperature"), ({"max_completion_tokens": 9}, 413, "max_completion_tokens")],
+    ids=["unsupported", "too long"],
+)
+async def test_a_chat_that_the_model_can_t_answer_is_refused_before_its_template_is_rendered(
+    fields: dict[str, Any], status: int, param: str
+) -> None:
+    settings, template = GenerationSettings(max_new_tokens=8), "{{ raise_exception('rendered') }}"
+    async with served_model(template=template, supported_fields=[], settings=settings) as made:
+        assert (await refused(made))[0].endswith("rendered")
+        assert (await refused(made, status, **fields))[1] == param
 
 
 SCHEMAS = build(EVERYTHING)["components"]["schemas"]
@@ -526,7 +540,9 @@ async def test_a_message_of_thoughts_alone_has_an_empty_content(thoughts: dict[s
 async def test_errors_count_the_parts_of_thoughts() -> None:
     async with served_model() as made:
         parts = [{"type": "thinking", "thinking": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
-        assert (await refused(made, messages=[{"role": "assistant", "content": parts}]))[1] == "messages[0].content[1]"
+        assert (await refused(made, messages=[{"role": "assistant", "content": parts}]))[
+            1
+        ] == "messages[0].content[1].type"
         thought_and_refusal = {"role": "assistant", "content": parts[:1], "refusal": "No."}
         await chat(made, messages=[thought_and_refusal])
         assert "No." in asked(made)
@@ -540,7 +556,7 @@ async def test_other_messages_have_known_fields_alone(role: str) -> None:
             assert (await refused(made, messages=[{**message, field: 1}]))[1] == f"messages[0].{field}"
         assert (await refused(made, messages=[{**message, "annotations": [1]}]))[1] == "messages[0].annotations"
         thought = [{"type": "thinking", "thinking": "x"}]
-        assert (await refused(made, messages=[{**message, "content": thought}]))[1] == "messages[0].content[0]"
+        assert (await refused(made, messages=[{**message, "content": thought}]))[1] == "messages[0].content[0].type"
         old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
         text, param = await refused(made, messages=[old])
         assert param == "messages[0].function_call" and text.endswith("; calls are in tool_calls")

@@ -219,24 +219,24 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 0}, "max_tokens", "expected 1 or more, got 0"),
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "expected at most 3 (max_tokens), got 9"),
     ({"min_tokens": 99}, "min_tokens", "expected at most 16 (the default number of new tokens), got 99"),
-    ({"stop": [""]}, "stop", "expected strings of 1 to 1000 characters, got 0"),
+    ({"stop": [""]}, "stop[0]", "expected strings of 1 to 1000 characters, got an empty text"),
     ({"stop": 3}, "stop", "a string or a list of strings, got a number"),
     ({"stop_token_ids": 5}, "stop_token_ids", "a list of token ids, got a number"),
-    ({"stop_token_ids": [5, True]}, "stop_token_ids", "expected token ids from 0 to 767, got a boolean"),
-    ({"suffix": "x"}, "suffix", "expected no suffix; the service can't insert text"),
+    ({"stop_token_ids": [5, True]}, "stop_token_ids[1]", "expected a token id, got a boolean"),
+    ({"suffix": "x"}, "suffix", "expected \"\", got 'x'; the service can't insert text"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "expected 0 or more, got -1"),
     ({"prompt_logprobs": True}, "prompt_logprobs", "expected a whole number, got a boolean"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "expected no value with a stream; leave out either"),
     ({"max_tokens": -1, "echo": True}, "max_tokens", "expected 0 or more, got -1"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "expected token ids from 0 to 767 as keys, got 'x'"),
-    ({"logit_bias": {"5": 200}}, "logit_bias", "expected numbers from -100 to 100, got 200 for token 5"),
+    ({"logit_bias": {"5": 200}}, "logit_bias.5", "expected a number from -100 to 100, got 200"),
     ({"stream_options": {}}, "stream_options", "expected no options without a stream"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "expected one of include_usage"),
     ({"prompt": []}, "prompt", "expected a string, a list of strings"),
     ({"prompt": ["a", 1]}, "prompt[1]", "expected a string or a list of token ids"),
     ({"prompt": [1, 4000]}, "prompt", "expected token ids from 0 to 767, got 4000 at index 1"),
     ({"prompt": ""}, "prompt", "expected a prompt of at least one token, got none"),
-    ({"num_beams": 4}, "num_beams", "expected one of model, stream"),
+    ({"num_beams": 4}, "num_beams", "expected one of min_tokens, temperature"),
     ({"model": "bert"}, "model", "expected a served model (gpt2), got 'bert'"),
 ]
 TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
@@ -246,7 +246,7 @@ TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 21, "echo": True}, "logprobs", "expected at most 20 tokens per token, got 21"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "expected at most 20 tokens per token, got 21"),
     ({"stop_token_ids": [1] * 129}, "stop_token_ids", "expected at most 128 token ids, got 129"),
-    ({"stop": "a" * 1001}, "stop", "1 to 1000 characters, got 1001"),
+    ({"stop": "a" * 1001}, "stop", "at most 1000 characters, got 1001"),
     ({"max_tokens": 9}, "max_tokens", "expected at most 8 new tokens (--max_new_tokens), got 9"),
     # Lists are counted before their elements are read.
     ({"stop": [1] * 17}, "stop", "expected at most 16 strings, got 17"),
@@ -313,15 +313,19 @@ async def test_echo_with_logprobs_has_the_prompt_s_tokens_first(made: ServedMode
     new = len(made.tokenizer.encode([" paris."])[0].ids)
     for count, text in ((1, " par"), (0, ""), (50, " paris.")):
         asked = {"prompt": ids if prompt == "ids" else prompt, "max_tokens": count}
-        found, logprobs = await logprobs_and_text(made, **asked, logprobs=2, echo=True, stream=stream)
-        assert found.startswith(PROMPT) and len(found) >= len(PROMPT + text[:2]) and (PROMPT + text).startswith(found)
+        answered, logprobs = await logprobs_and_text(made, **asked, logprobs=2, echo=True, stream=stream)
+        assert (
+            answered.startswith(PROMPT)
+            and len(answered) >= len(PROMPT + text[:2])
+            and (PROMPT + text).startswith(answered)
+        )
         values = logprobs["token_logprobs"]
         assert values == [None, *[-1.5] * (len(ids) - 1), *[-0.5] * min(count, new)]
         assert [
             top and top[name] for name, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
         ] == values
-        offsets = [*logprobs["text_offset"], len(found)]
-        assert [found[start:end] for start, end in pairwise(offsets)] == logprobs["tokens"]
+        offsets = [*logprobs["text_offset"], len(answered)]
+        assert [answered[start:end] for start, end in pairwise(offsets)] == logprobs["tokens"]
     answer = await complete(made, prompt=[ids, ids[:2]], max_tokens=0, echo=True, n=2, best_of=2, logprobs=0)
     assert [one["text"] for one in answer["choices"]] == [PROMPT] * 2 + [made.tokenizer.decode(ids[:2])] * 2
     assert [len(one["logprobs"]["tokens"]) for one in answer["choices"]] == [len(ids)] * 2 + [2, 2]
@@ -334,19 +338,19 @@ async def test_echo_with_logprobs_has_the_prompt_s_tokens_first(made: ServedMode
 
 async def test_prompt_logprobs_have_the_form_of_vllm_s(made: ServedModel) -> None:
     ids = made.tokenizer.encode([PROMPT])[0].ids
-    own = {"logprob": -1.5, "rank": 3, "decoded_token": " capital"}
+    of_prompt_token = {"logprob": -1.5, "rank": 3, "decoded_token": " capital"}
     answer = await complete(made, prompt_logprobs=1, logprobs=0)
     [choice] = answer["choices"]
-    found = choice["prompt_logprobs"]
-    assert found[0] is None and len(found) == len(ids)
+    scores = choice["prompt_logprobs"]
+    assert scores[0] is None and len(scores) == len(ids)
     likeliest = {"logprob": -2.5, "rank": 1, "decoded_token": made.tokenizer.decode((5,))}
-    assert [list(one) for one in found[1:]] == [[str(token), "5"] for token in ids[1:]]
-    assert all(one["5"] == likeliest for one in found[1:])
-    texts = [one[str(token)]["decoded_token"] for token, one in zip(ids[1:], found[1:], strict=True)]
-    assert PROMPT.endswith("".join(texts)) and found[1][str(ids[1])] == own | {"decoded_token": texts[0]}
+    assert [list(one) for one in scores[1:]] == [[str(token), "5"] for token in ids[1:]]
+    assert all(one["5"] == likeliest for one in scores[1:])
+    texts = [one[str(token)]["decoded_token"] for token, one in zip(ids[1:], scores[1:], strict=True)]
+    assert PROMPT.endswith("".join(texts)) and scores[1][str(ids[1])] == of_prompt_token | {"decoded_token": texts[0]}
     assert set(choice["logprobs"]["token_logprobs"]) == {-0.5}, "without echo the tokens are the new ones"
     echoed = await complete(made, prompt_logprobs=1, echo=True, max_tokens=0)
-    assert echoed["choices"][0]["logprobs"] is None and echoed["choices"][0]["prompt_logprobs"] == found
+    assert echoed["choices"][0]["logprobs"] is None and echoed["choices"][0]["prompt_logprobs"] == scores
     assert "prompt_logprobs" not in (await complete(made, echo=True, logprobs=1))["choices"][0]
 
 

@@ -87,14 +87,14 @@ async def test_a_response_repeats_the_request_and_counts_as_a_chat() -> None:
             **{"store": False, "temperature": 1.0, "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
             **{"tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled"},
         }
-        given = {
+        request = {
             **{"instructions": "Be brief.", "max_output_tokens": 30, "temperature": 0.5, "top_p": 0.5, "user": "me"},
             **{"metadata": {"a": "b"}, "parallel_tool_calls": False, "tool_choice": "none", "tools": [TOOL]},
             **{"text": {"verbosity": "medium", "format": None}, "reasoning": {"effort": "none"}, "top_logprobs": 1},
         }
-        answer = await respond(made, **given, store=None, safety_identifier="me", priority=0, background=False)
-        given |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tools": [{**TOOL, "strict": False}]}
-        assert {name: answer[name] for name in given} == given
+        answer = await respond(made, **request, store=None, safety_identifier="me", priority=0, background=False)
+        request |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tools": [{**TOOL, "strict": False}]}
+        assert {name: answer[name] for name in request} == request
         [*_, (_, sampling)] = made.generator.asked
         assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (30, 0.5, 0.5)
 
@@ -106,18 +106,22 @@ async def test_a_stream_adds_up_to_the_response() -> None:
         assert created == {"type": "response.created", "response": about}
         assert running == {"type": "response.in_progress", "response": about}
         assert (about["id"], about["status"], about["output"], about["usage"]) == ("resp_7", "in_progress", [], None)
-        place = {"item_id": item["item"]["id"], "output_index": 0, "content_index": 0}
-        begun = {**MESSAGE, "id": place["item_id"], "status": "in_progress", "content": []}
+        location = {"item_id": item["item"]["id"], "output_index": 0, "content_index": 0}
+        begun = {**MESSAGE, "id": location["item_id"], "status": "in_progress", "content": []}
         assert added == {"type": "response.output_item.added", "output_index": 0, "item": begun}
-        assert part == {"type": "response.content_part.added", **place, "part": said("")["content"][0]}
+        assert part == {"type": "response.content_part.added", **location, "part": said("")["content"][0]}
         assert len(deltas) > 2
         for one in deltas:
             delta = one.pop("delta")
-            assert delta and one == {"type": "response.output_text.delta", **place, "logprobs": []}
+            assert delta and one == {"type": "response.output_text.delta", **location, "logprobs": []}
             one["delta"] = delta
         assert "".join(one["delta"] for one in deltas) == "Paris is large."
-        assert text == {"type": "response.output_text.done", **place, "text": "Paris is large.", "logprobs": []}
-        assert whole == {"type": "response.content_part.done", **place, "part": said("Paris is large.")["content"][0]}
+        assert text == {"type": "response.output_text.done", **location, "text": "Paris is large.", "logprobs": []}
+        assert whole == {
+            "type": "response.content_part.done",
+            **location,
+            "part": said("Paris is large.")["content"][0],
+        }
         assert item["type"] == "response.output_item.done" and without_ids([item["item"]]) == [said("Paris is large.")]
         answer = await respond(made, temperature=0)
         changes = {"output": [item["item"]], "created_at": about["created_at"]}
@@ -138,15 +142,15 @@ async def test_calls_are_items_of_their_own() -> None:
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert done == events[-1]["response"]["output"]
         for index, item in enumerate(done[1:], 1):
-            place = {"item_id": item["id"], "output_index": index}
+            location = {"item_id": item["id"], "output_index": index}
             *before, last = [event for event in events if event.get("output_index") == index]
             begun = {**item, "arguments": "", "status": "in_progress"}
             assert before == [
                 {"type": "response.output_item.added", "output_index": index, "item": begun},
-                {"type": "response.function_call_arguments.delta", **place, "delta": '{"city": "Paris"}'},
+                {"type": "response.function_call_arguments.delta", **location, "delta": '{"city": "Paris"}'},
                 {
                     "type": "response.function_call_arguments.done",
-                    **place,
+                    **location,
                     "name": "weather",
                     "arguments": '{"city": "Paris"}',
                 },
@@ -244,16 +248,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input: expected a string or a list of items, got nothing"),
     ({"input": []}, "input: expected a string or a list of items, got an empty list"),
     ({"input": ["Hi"]}, "input[0]: expected an object, got a string"),
-    ({"input": [{"content": "x"}]}, "input[0].role: expected one of user, assistant, system, developer, got null"),
+    ({"input": [{"content": "x"}]}, "input[0].role: expected one of user, assistant, system, developer, got nothing"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role: expected one of user"),
-    ({"input": [{"role": "user"}]}, "input[0].content: expected a string or a list of parts, got null"),
+    ({"input": [{"role": "user"}]}, "input[0].content: expected a string or a list of parts, got nothing"),
     (
         {"input": [{"role": "user", "content": "x", "name": "y"}]},
         "input[0].name: expected one of type, id, status, role",
     ),
-    ({"input": [{"role": "user", "content": IMAGE}]}, 'input[0].content[1]: expected a part {"type": "input_text"'),
+    ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[1].type: expected one of input_text"),
     ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]: expected a part"),
-    ({"input": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "input[0].content[0]: expected a part"),
+    ({"input": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "input[0].content[0].type: expected one"),
     ({"input": [{"type": ["message"]}]}, "input[0]: expected one of the types message, function_call"),
     (
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
@@ -261,23 +265,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "'item_reference'; the service stores nothing; send the item itself",
     ),
     ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]: expected one of the types message"),
-    ({"input": [{**ASKED, "call_id": None}]}, "input[0].call_id: expected a string, got null"),
+    ({"input": [{**ASKED, "call_id": None}]}, "input[0].call_id: expected a string, got nothing"),
     ({"input": [{**ASKED, "name": 1}]}, "input[0].name: expected a string, got a number"),
     (
         {"input": [{"role": "user", "content": "x"}, ASKED, {**ASKED, "arguments": "{"}], "instructions": "x"},
         "input[2].arguments: expected an object as JSON text, got invalid JSON",
     ),
-    ({"input": [{**RESULT, "output": None}]}, "input[0].output: expected a string or a list of parts, got null"),
-    ({"input": [{**RESULT, "output": IMAGE}]}, "input[0].output[1]: expected a part"),
+    ({"input": [{**RESULT, "output": None}]}, "input[0].output: expected a string or a list of parts, got nothing"),
+    ({"input": [{**RESULT, "output": IMAGE}]}, "input[0].output[1].type: expected one"),
     ({"instructions": ["x"]}, "instructions: expected a string, got a list"),
     ({"max_output_tokens": 0}, "max_output_tokens: expected 1 or more, got 0"),
     ({"max_output_tokens": 2, "min_tokens": 3}, "min_tokens: "),
     ({"top_logprobs": "x"}, "top_logprobs: expected a whole number, got a string"),
-    ({"include": ["file_search_call.results"]}, "include: expected only message.output_text.logprobs, reasoning.enc"),
+    (
+        {"include": ["file_search_call.results"]},
+        "include[0]: expected one of message.output_text.logprobs, reasoning.enc",
+    ),
     ({"include": "x"}, "include: expected a list, got a string"),
     (
         {"text": {"format": {"type": "x"}}},
-        "text.format: expected an object with a type: text, json_object, json_schema",
+        "text.format.type: expected one of text, json_object, json_schema",
     ),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema: expected a JSON schema"),
     ({"text": {"format": {"type": "json_schema", "name": 1, "schema": {}}}}, "text.format.name: expected a string"),
@@ -290,16 +297,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": {"other": "low"}}, "text.other: expected one of format, verbosity, got an unknown name"),
     ({"text": "x"}, "text: expected an object, got a string"),
     ({"reasoning": {"effort": "low"}}, 'reasoning: expected {} or {"effort":"none"}, got an object'),
-    ({"tools": [{"type": "web_search"}]}, 'tools[0]: expected {"type": "function", "name": ...}, got \'web_search\''),
+    (
+        {"tools": [{"type": "web_search"}]},
+        "tools[0].type: expected function, got 'web_search'; the service has no built-in",
+    ),
     ({"tools": [TOOL, "x"]}, "tools[1]: expected"),
     ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0].function: expected one of type, name"),
-    ({"tools": [{"type": "function", "name": ""}]}, "tools[0]: expected an object with a name"),
+    ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name: expected a string that is not empty"),
     ({"tools": [{**TOOL, "strict": "x"}]}, "tools[0].strict: expected true or false"),
     ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters: expected an object, got a list"),
     ({"tools": "x"}, "tools: expected a list, got a string"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "mcp"}},
-        'tool_choice: expected none, auto, required or {"type": "function", "name": ...}, got \'mcp\'; the',
+        "tool_choice.type: expected function, got 'mcp'; the service has no built-in tools",
     ),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name: expected one of weather"),
     ({"tool_choice": "required"}, "tool_choice: expected no choice without tools"),
@@ -310,8 +320,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"conversation": {"id": "x"}}, "conversation: expected null, got an object with the keys id; the service stores"),
     ({"prompt": {"id": "x"}}, "prompt: expected null"),
     ({"truncation": "auto"}, "truncation: expected disabled, got 'auto'; the service drops no items"),
-    ({"messages": []}, "messages: expected one of model, stream"),
-    ({"n": 2}, "n: expected one of model"),
+    ({"messages": []}, "messages: expected one of min_tokens"),
+    ({"n": 2}, "n: expected one of min_tokens"),
     ({"model": "bert"}, "model: expected a served model (gpt2), got 'bert'"),
 ]
 

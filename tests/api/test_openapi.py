@@ -22,6 +22,7 @@ from starlette.routing import Route
 from hf_transformer import __version__
 from hf_transformer.api import pages
 from hf_transformer.api.call import TRITON_PARAMETERS
+from hf_transformer.api.chats import OTHER_MESSAGE
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
@@ -186,13 +187,13 @@ def test_every_status_is_described_and_examples_fit_their_schemas(task: str) -> 
     # NoPredictor is the answer of routes that the document of a service without a predictor leaves out.
     unused = {str(RequestError.status), str(NoPredictor.status)}
     statuses = {str(kind.status) for kind in all_errors(RequestError)} - unused
-    own = {"TEI": {"400", "404", "413", "415", "422", "424", "429", "503"}}
+    by_tag = {"TEI": {"400", "404", "413", "415", "422", "424", "429", "503"}}
     for path, method, operation in operations(document):
         bodies = operation["responses"]["200"].get("content", {}).values()  # there may be none, as of /health
         if method == "post":
             asks = re.search(":(de)?tokenize|repository/index", path) is None
             usual = statuses - (set() if asks else PREDICTOR_S)
-            expected = set().union(*(own.get(tag, usual) for tag in operation["tags"]))
+            expected = set().union(*(by_tag.get(tag, usual) for tag in operation["tags"]))
             assert operation["responses"].keys() == {"200", TOO_SLOW, *expected}, path
             bodies = [operation["requestBody"]["content"]["application/json"]]
         for body in bodies:
@@ -233,10 +234,10 @@ def test_the_document_has_all_fields_of_each_api(task: str) -> None:
     for name, fields in {
         "EmbeddingsRequest": embeddings.EMBEDDINGS.names,
         "RerankRequest": rerank.RERANK.names,
-        "CompletionRequest": completions.FIELDS,
-        "ChatRequest": chat.FIELDS,
-        "ChatMessage": chat.MESSAGE_FIELDS,
-        "ResponsesRequest": responses.FIELDS,
+        "CompletionRequest": completions.FORM.names,
+        "ChatRequest": chat.FORM.names,
+        "ChatMessage": {*OTHER_MESSAGE.names} - {"function_call"},
+        "ResponsesRequest": responses.FORM.names,
         "GenerateRequest": generate,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.app.wiring import load_model
+from hf_transformer.app.loading import load_model
 from hf_transformer.observability.metrics import Metrics
 from tests.api.generating import application, client_of, metric
 from tests.integration.api.grpc_model import ScriptedModel, service_of

@@ -17,8 +17,8 @@ import pytest
 
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Models, Service
+from hf_transformer.app.loading import load_model
 from hf_transformer.app.models import DeclaredModel, ModelFactory
-from hf_transformer.app.wiring import load_model
 from hf_transformer.core.limits import Admission
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import Connections
@@ -160,7 +160,7 @@ async def test_a_router_sends_what_its_clients_send() -> None:
         (COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (COMPLETIONS, {"prompt": [1, -1]}, "prompt[0]"),
         (CHAT, {"messages": [USER], "documents": {}}, "documents"),
-        (CHAT, {"messages": [USER], "tools": [{}]}, "tools[0]"),
+        (CHAT, {"messages": [USER], "tools": [{}]}, "tools[0].type"),
         (CHAT, {"messages": [USER], "max_completion_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": [USER], "chat_template_kwargs": {"continue_final_message": True}}, None),
     ],

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.generation.stream import MAX_QUEUED_PIECES
 from hf_transformer.types.tensors import TensorSpec
 from tests.api.generating import PROMPT, Exchange, ServedModel, counted, events, post, served_model

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
-from hf_transformer.generation.constraint import Constraint
+from hf_transformer.api.openai.chat import FORM
+from hf_transformer.api.openai.structured import read_form
+from hf_transformer.generation.constraint import Constraint, read_structured_outputs, vllm_fields
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import ALL, ServedModel, served_model
 from tests.api.generating import post as sent
@@ -309,7 +314,7 @@ async def test_tools_with_a_format_and_strict_tools() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": tools("f"), "tool_choice": NAMED}, "tool_choice.function.name"),
         ({"tool_choice": NAMED}, "tool_choice.function.name"),
-        ({"tools": tools("f"), "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": tools("f"), "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tools": tools("f", "f"), "tool_choice": "required"}, "tools"),
         (
             {"tools": tools("f", parameters={"$ref": "x"}), "tool_choice": "required"},
@@ -320,3 +325,44 @@ async def test_tools_with_a_format_and_strict_tools() -> None:
 async def test_invalid_choices(fields: Any, path: str) -> None:
     async with served_model() as made:
         assert (await chat(made, 400, **fields))["error"]["param"] == path
+
+
+def writes(call: Callable[[], object]) -> int:
+    """The number of JSON texts that a call writes."""
+    count, before = 0, sys.getprofile()
+
+    def watch(frame: object, event: str, function: object) -> None:
+        nonlocal count
+        count += event == "c_call" and function is orjson.dumps
+
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": FORMAT}, 1),
+        ({"tools": tools("f", "g"), "tool_choice": {"type": "function", "function": {"name": "f"}}}, 2),
+        ({"tools": tools("f", "g", strict=True), "response_format": FORMAT}, 3 + 1),
+    ],
+    ids=["format", "named tool", "tools and format, and the text of all three"],
+)
+def test_a_schema_is_written_once(fields: dict[str, Any], expected: int) -> None:
+    body = FORM.read({"messages": [{"role": "user", "content": "a"}], **fields})
+    form, choice, given = body.response_format, body.tool_choice, fields.get("tools", [])
+    assert writes(lambda: read_form(body, form, choice, given, 10_000, single=False)) == expected
+
+
+def test_a_schema_of_structured_outputs_is_written_once() -> None:
+    assert writes(lambda: read_structured_outputs({"json": SCHEMA}, ("structured_outputs",), 10_000)) == 1
+
+
+def test_the_structural_tag_is_written_once_for_all_texts_of_a_request() -> None:
+    tool = Constraint.of("tool", [{"f": SCHEMA}, None])
+    first = writes(lambda: vllm_fields(tool, "structured_outputs"))
+    assert writes(lambda: vllm_fields(tool, "structured_outputs")) == 1 < first

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.api.openai.tools import KEYWORDS, NAMED_SCHEMAS, SCHEMA_KEYWORDS, for_template, order_schema
+from hf_transformer.api.chat_tools import KEYWORDS, NAMED_SCHEMAS, SCHEMA_KEYWORDS, for_template, order_schema
 from tests.api.generating import answer_of, served_model
 
 CHATS, RESPONSES = "/openai/v1/chat/completions", "/openai/v1/responses"
@@ -149,11 +149,11 @@ def test_a_schema_may_be_as_deep_as_the_highest_limit() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(2000):
         schema = {"items": schema, "type": "array"}
-    found = order_schema(schema)
+    ordered = order_schema(schema)
     for _ in range(2000):
-        assert list(found) == ["type", "items"]
-        found = found["items"]
-    assert found == {"type": "string"}
+        assert list(ordered) == ["type", "items"]
+        ordered = ordered["items"]
+    assert ordered == {"type": "string"}
 
 
 SCHEMAS = st.recursive(

@@ -126,7 +126,7 @@ class Playground:
         return list(self.page.evaluate(BROKEN_WORDS))
 
     def serious_findings(self) -> list[str]:
-        """What axe-core finds that keeps people out."""
+        """Findings of axe-core that keep people out."""
         session = self.context.new_cdp_session(self.page)
         session.send("Runtime.evaluate", {"expression": AXE.read_text()})  # a script tag is against the page's policy
         found = self.page.evaluate("axe.run()")["violations"]

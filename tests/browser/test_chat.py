@@ -181,9 +181,9 @@ def test_the_chat_ends_where_its_settings_end_or_the_window(
     page.page.set_viewport_size({"width": width, "height": height})
     folds = page.page.locator("#fields .fold > summary:visible")
     assert folds.count() == 3
-    for said in ("", "Short.", LONG):
-        if said:
-            answer(page, "How do I sort?", said)
+    for message in ("", "Short.", LONG):
+        if message:
+            answer(page, "How do I sort?", message)
         for fold in (None, *range(3)):  # all closed, then one more open
             if fold is not None:
                 folds.nth(fold).click()
@@ -191,7 +191,7 @@ def test_the_chat_ends_where_its_settings_end_or_the_window(
             assert ends["request"] - 20 < ends["result"] <= height, "the request follows the chat without a gap"
             assert ends["result"] - 25 < ends["composer"] < ends["result"], "the box is at the end"
             assert ends["form"] <= ends["result"] + 1
-            assert ends["form"] - 1 <= ends["result"] or said == LONG
+            assert ends["form"] - 1 <= ends["result"] or message == LONG
         last = page.field("Frequency penalty")
         last.focus()
         assert 0 < last.bounding_box()["y"] < height, "the settings scroll"
@@ -446,13 +446,13 @@ def test_a_link_holds_the_conversation(chat: Callable[..., Playground]) -> None:
     page.field("System").fill("Be brief.")
     page.field("Message").fill("A draft")
     button(page, "Copy link").click()
-    other = chat(fragment=page.page.evaluate("location.hash"))
-    assert other.out(".bubble") == ["One?", "First"] and other.out("strong") == ["First"]
-    assert other.field("System").input_value() == "Be brief."
-    assert answer(other, "Two?", "Second") == "DoneSecond"
-    assert [one["content"] for one in asked(other)] == ["Be brief.", "One?", "**First**", "Two?"]
-    button(other, "New chat").click()
-    assert other.page.locator("#out").inner_text() == "Press Send to see what the model says."
+    linked = chat(fragment=page.page.evaluate("location.hash"))
+    assert linked.out(".bubble") == ["One?", "First"] and linked.out("strong") == ["First"]
+    assert linked.field("System").input_value() == "Be brief."
+    assert answer(linked, "Two?", "Second") == "DoneSecond"
+    assert [one["content"] for one in asked(linked)] == ["Be brief.", "One?", "**First**", "Two?"]
+    button(linked, "New chat").click()
+    assert linked.page.locator("#out").inner_text() == "Press Send to see what the model says."
     damaged = chat(fragment="#" + "eyJtZXNzYWdlcyI6IFsxXX0=")  # {"messages": [1]}
     assert "damaged" in str(damaged.page.locator("#status").text_content())
     assert answer(damaged, "One?", "First") == "DoneFirst"

@@ -83,11 +83,11 @@ def test_a_link_holds_the_input(playground: Open) -> None:
     page.page.get_by_role("button", name="Copied").wait_for()
     link = page.page.evaluate("navigator.clipboard.readText()")
     assert link.startswith(f"{page.service.url}/playground#")
-    other = playground("zero_shot_classification").open(link.removeprefix(page.service.url))
-    assert other.field("Text").input_value() == "Zoë 👩‍👩‍👧 sings."
-    assert other.page.locator(".chips li").count() == 4
-    other = playground("zero_shot_classification").open("/playground#%%%")
-    assert "damaged" in str(other.page.locator("#status").text_content())
+    linked = playground("zero_shot_classification").open(link.removeprefix(page.service.url))
+    assert linked.field("Text").input_value() == "Zoë 👩‍👩‍👧 sings."
+    assert linked.page.locator(".chips li").count() == 4
+    linked = playground("zero_shot_classification").open("/playground#%%%")
+    assert "damaged" in str(linked.page.locator("#status").text_content())
 
 
 def test_a_key_is_asked_for_and_goes_nowhere_else(playground: Open, tmp_path: Path) -> None:
@@ -184,11 +184,11 @@ def elsewhere(tmp_path: Path) -> Iterator[str]:
 
 def test_a_page_elsewhere_reaches_the_api(playground: Open, elsewhere: str, tmp_path: Path) -> None:
     """The page in docs/playground.md."""
-    found = re.search(r"```html\n(.*?)```", (ROOT / "docs" / "playground.md").read_text(), re.DOTALL)
-    assert found is not None
+    example = re.search(r"```html\n(.*?)```", (ROOT / "docs" / "playground.md").read_text(), re.DOTALL)
+    assert example is not None
     page = playground("fill_mask", f"--cors_allow_origin={elsewhere}")
-    html = found[1].replace("https://models.example.com", page.service.url)
-    assert html != found[1]
+    html = example[1].replace("https://models.example.com", page.service.url)
+    assert html != example[1]
     (tmp_path / "page.html").write_text(html)
     (tmp_path / "favicon.ico").touch()
     page.page.goto(f"{elsewhere}/page.html")

@@ -59,16 +59,16 @@ def start(triton: LocalTriton, serve: Serve, tmp_path_factory: pytest.TempPathFa
 
     def make(entries: list[dict[str, Any]], *more: str) -> Service:
         served = [one for one in entries if one["model_name"] not in (LATE, ABSENT)]
-        for one in served:
-            serve.load(one.get("predictor_model", one["model_name"]))
+        for served_entry in served:
+            serve.load(served_entry.get("predictor_model", served_entry["model_name"]))
         file = tmp_path_factory.mktemp("models") / "models.json"
         over_grpc = {"predictor_host": triton.grpc_address}
         file.write_text(json.dumps([one | (over_grpc if "predictor_protocol" in one else {}) for one in entries]))
         flags = (f"--models={file}", f"--predictor_host={triton.http_address}", "--enable_playground")
         service = Service(*flags, *more)
         running.append(service)
-        for one in served:
-            service.wait_until(f"/v1/models/{one['model_name']}")
+        for served_entry in served:
+            service.wait_until(f"/v1/models/{served_entry['model_name']}")
         return service
 
     yield make
@@ -145,7 +145,7 @@ def test_a_card_leads_to_its_widget_and_back(page: Playground) -> None:
 def test_typing_finds_a_model(page: Playground) -> None:
     show_all(page)
     find = page.field("Find a model")
-    for typed, found in (
+    for typed, names in (
         ("generation", ["gpt2", "gpt2_vllm"]),
         ("Mask bert", ["bert", LATE]),  # the absent model has the task, and no such name
         ("capitals", ["bert"]),
@@ -154,7 +154,7 @@ def test_typing_finds_a_model(page: Playground) -> None:
         ("", CARDS),
     ):
         find.fill(typed)
-        assert page.page.locator(".models h2:visible").all_inner_texts() == found
+        assert page.page.locator(".models h2:visible").all_inner_texts() == names
     assert page.page.locator(".find [role=status]").inner_text() == ""
     find.fill("sequence")
     assert page.page.locator(".find [role=status]").inner_text() == "1 of 7 models"
@@ -328,7 +328,7 @@ def test_a_model_that_is_not_ready_says_why(page: Playground) -> None:
 def test_a_model_is_tried_again_until_it_is_ready(
     page: Playground, page_of: Open, serve: Serve, service: Service
 ) -> None:
-    other, overview = page_of(service).open(BERT), page_of(service)
+    second, overview = page_of(service).open(BERT), page_of(service)
     show_all(overview)
     assert overview.page.locator("#about").inner_text() == "7 models2 not ready"
     overview.field("Find a model").fill("bert")
@@ -339,8 +339,8 @@ def test_a_model_is_tried_again_until_it_is_ready(
     serve.load(LATE)
     page.page.locator("#run").wait_for()
     assert page.run().startswith("paris")
-    other.page.locator("#model option", has_text=LATE).filter(has_not_text="not ready").wait_for(state="attached")
-    assert other.page.locator("h1").inner_text() == "bert"
+    second.page.locator("#model option", has_text=LATE).filter(has_not_text="not ready").wait_for(state="attached")
+    assert second.page.locator("h1").inner_text() == "bert"
     card(overview, LATE).filter(has_not_text="not ready").wait_for()
     assert overview.page.evaluate("document.activeElement.textContent") == LATE, "the focus stays"
     assert overview.field("Find a model").input_value() == "bert"

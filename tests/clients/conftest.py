@@ -47,7 +47,7 @@ def done(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> 
 
 
 def output(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> str:
-    """What a program says that must succeed."""
+    """The output of a program, which has to succeed."""
     found = done(line, home, given, **options)
     assert found.returncode == 0, f"{line[1:3]} ended with {found.returncode}:\n{found.stdout}{found.stderr[-4000:]}"
     return found.stdout
@@ -58,12 +58,12 @@ def client(tmp_path: Path) -> Run:
     """Runs one of the programs against a service: ``client("triton_tensors", "json", service=..., requests=[...])``."""
 
     def run(program: str, *arguments: str, service: Service, **task: Any) -> Any:
-        given = {"http": f"127.0.0.1:{service.port}", "grpc": service.grpc_address, "model": service.model, **task}
+        settings = {"http": f"127.0.0.1:{service.port}", "grpc": service.grpc_address, "model": service.model, **task}
         folder = clients_environment(program)
         if (script := PROGRAMS / f"{program}.mjs").is_file():
             line = ["node", str(script), str(folder)]
         else:
             line = [str(folder / "bin" / "python"), str(PROGRAMS / f"{program}.py")]
-        return json.loads(output([*line, *arguments], tmp_path, given))
+        return json.loads(output([*line, *arguments], tmp_path, settings))
 
     return run

@@ -60,13 +60,13 @@ class Outcome:
 
 def examples(document: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The examples of a request's body by path, for all paths that take one."""
-    found = {}
+    by_path = {}
     for path, item in document["paths"].items():
         content = item.get("post", {}).get("requestBody", {}).get("content", {})
         values = [one["value"] for form in content.values() for one in form.get("examples", {}).values()]
         if "post" in item:
-            found[path.replace("{version}", "1")] = values or [{}]
-    return found
+            by_path[path.replace("{version}", "1")] = values or [{}]
+    return by_path
 
 
 def own_fields(document: Mapping[str, Any], path: str) -> list[str]:

@@ -62,14 +62,14 @@ def test_lm_evaluation_harness(client: Run, serve: Serve, triton: LocalTriton, w
     serve.load(MODEL)
     end = likelihood.tokenizer.token_to_id("<|endoftext|>")
     task = {"tokenizer": str(task_model_folder(MODEL)), "questions": QUESTIONS, "texts": TEXTS, "options": options}
-    said = client("lm_evaluation", service=service, **task)
-    assert said["accuracy"] == 1.0 and len(said["answers"]) == len(CAPITALS) ** 2
-    for (context, continuation), value, is_greedy in said["answers"]:
+    results = client("lm_evaluation", service=service, **task)
+    assert results["accuracy"] == 1.0 and len(results["answers"]) == len(CAPITALS) ** 2
+    for (context, continuation), value, is_greedy in results["answers"]:
         start = likelihood.ids(context)
         expected, greedy = likelihood.of(start, likelihood.ids(context + continuation)[len(start) :])
         assert value == pytest.approx(expected, abs=1e-3), (context, continuation)
         assert is_greedy is greedy, (context, continuation)
-    assert sum(is_greedy for *_, is_greedy in said["answers"]) == len(CAPITALS)
-    assert [text for text, _ in said["texts"]] == TEXTS
-    for text, value in said["texts"]:
+    assert sum(is_greedy for *_, is_greedy in results["answers"]) == len(CAPITALS)
+    assert [text for text, _ in results["texts"]] == TEXTS
+    for text, value in results["texts"]:
         assert value == pytest.approx(likelihood.of([end], likelihood.ids(text))[0], abs=1e-3), text

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll, reserved_port
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import reserved_port
 from tests.clients.conftest import ROOT, SECONDS, clients_environment, done, output
 from tests.integration.conftest import Serve
 from tests.support.service import Service

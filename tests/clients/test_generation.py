@@ -40,77 +40,82 @@ def test_the_openai_package(service: Service, client: Run, kind: str) -> None:
     text = completed(service)["choices"][0]["text"]
     asked = {"instances": [text], "parameters": {"add_special_tokens": False}}
     [tokens] = service.client.post(f"/v1/models/{service.model}:tokenize", json=asked).json()["predictions"]
-    said = client("openai_package", kind, service=service, prompt=PROMPT, message=MESSAGE, end=tokens["ids"][-1])
+    results = client("openai_package", kind, service=service, prompt=PROMPT, message=MESSAGE, end=tokens["ids"][-1])
     assert "paris" in text
-    whole = said["completion"]
-    assert whole["choices"][0]["text"] == said["completion_stream"]["text"] == text
-    assert said["completion_stream"]["finish"] == [whole["choices"][0]["finish_reason"]]
+    whole = results["completion"]
+    assert whole["choices"][0]["text"] == results["completion_stream"]["text"] == text
+    assert results["completion_stream"]["finish"] == [whole["choices"][0]["finish_reason"]]
     usage = {name: whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-    assert said["completion_stream"]["usage"] == [usage]
-    assert said["several"] == [text, text]
-    chat = said["chat"]["choices"][0]
-    assert said["chat_stream"]["text"] == chat["message"]["content"]
-    assert said["chat_stream"]["role"] == ["assistant"]
-    assert said["chat_stream"]["finish"] == [chat["finish_reason"]]
-    assert said["tools"] == "assistant"
-    assert said["extra"] > usage["completion_tokens"]
-    assert said["again"]
-    [ended] = said["ended"]["choices"]
+    assert results["completion_stream"]["usage"] == [usage]
+    assert results["several"] == [text, text]
+    chat = results["chat"]["choices"][0]
+    assert results["chat_stream"]["text"] == chat["message"]["content"]
+    assert results["chat_stream"]["role"] == ["assistant"]
+    assert results["chat_stream"]["finish"] == [chat["finish_reason"]]
+    assert results["tools"] == "assistant"
+    assert results["extra"] > usage["completion_tokens"]
+    assert results["again"]
+    [ended] = results["ended"]["choices"]
     assert text.startswith(ended["text"]) and ended["text"] != text and ended["finish_reason"] == "stop"
-    assert said["lost"][1] == 404 and "expected /openai/v1/chat/completions" in said["lost"][3]
+    assert results["lost"][1] == 404 and "expected /openai/v1/chat/completions" in results["lost"][3]
     wrong = [["BadRequestError", 400, name] for name in ("num_beams", "messages", "response_format")]
-    assert [one[:3] for one in said["errors"]] == [["NotFoundError", 404, "model"], *wrong]
+    assert [one[:3] for one in results["errors"]] == [["NotFoundError", 404, "model"], *wrong]
 
 
 def test_langchain(service: Service, client: Run) -> None:
-    said = client("langchain_chat", service=service, prompt=PROMPT, message=MESSAGE, question=QUESTION, tool=TOOL)
-    assert said["chat"] and said["chat"] == said["chat_stream"] == said["chat_async"] == said["chat_async_stream"]
-    assert said["again"]
-    assert said["completion"] == said["completion_stream"] == completed(service)["choices"][0]["text"]
-    assert said["usage"]["output_tokens"] <= 8
-    found = said["responses"]
-    assert found["text"] == found["stream"] and found["text"].startswith(said["chat"])
-    assert found["usage"]["output_tokens"] > 0
-    assert found["call"] == CALL and found["invoked"] == CALL[1]
-    assert found["again"] and found["answered"]
+    results = client("langchain_chat", service=service, prompt=PROMPT, message=MESSAGE, question=QUESTION, tool=TOOL)
+    assert (
+        results["chat"]
+        and results["chat"] == results["chat_stream"] == results["chat_async"] == results["chat_async_stream"]
+    )
+    assert results["again"]
+    assert results["completion"] == results["completion_stream"] == completed(service)["choices"][0]["text"]
+    assert results["usage"]["output_tokens"] <= 8
+    responses = results["responses"]
+    assert responses["text"] == responses["stream"] and responses["text"].startswith(results["chat"])
+    assert responses["usage"]["output_tokens"] > 0
+    assert responses["call"] == CALL and responses["invoked"] == CALL[1]
+    assert responses["again"] and responses["answered"]
 
 
 def test_the_openai_package_with_responses(service: Service, client: Run) -> None:
-    said = client("openai_responses", service=service, message=MESSAGE, question=QUESTION, tool=TOOL)
-    text = said["text"]
-    assert text and {text, said["stream"], said["final"], *said["awaited"]} == {said["chat"]}
-    assert said["stream_end"] == ["response.completed", text]
-    assert said["again"] and said["cut"] == "max_output_tokens"
-    assert said["tool"] == ["function_call", json.dumps(CALL[1])]
-    assert said["called"][:2] == CALL and said["called"][2]
+    results = client("openai_responses", service=service, message=MESSAGE, question=QUESTION, tool=TOOL)
+    text = results["text"]
+    assert text and {text, results["stream"], results["final"], *results["awaited"]} == {results["chat"]}
+    assert results["stream_end"] == ["response.completed", text]
+    assert results["again"] and results["cut"] == "max_output_tokens"
+    assert results["tool"] == ["function_call", json.dumps(CALL[1])]
+    assert results["called"][:2] == CALL and results["called"][2]
     wrong = ["store", "previous_response_id", "tools[0]", "input[0]"]
-    assert [one[:3] for one in said["errors"]] == [
+    assert [one[:3] for one in results["errors"]] == [
         ["NotFoundError", 404, "model"],
         *(["BadRequestError", 400, name] for name in wrong),
     ]
 
 
 def test_the_ai_sdk(service: Service, client: Run) -> None:
-    said = client("ai_sdk", service=service, message=MESSAGE, question=QUESTION, tool=TOOL)
-    assert said["text"] and said["stream"]["text"] == said["text"] and said["warnings"] == []
-    assert (said["finish"], said["stream"]["finish"], said["cut"]) == ("stop", "stop", "length")
-    assert said["stream"]["usage"] == said["usage"] and said["usage"]["outputTokens"] > 0
-    assert (said["called"], said["results"], said["steps"]) == ([CALL], ["sunny in paris"], 2)
-    assert said["loop"] and said["loop_stream"]["text"] == said["loop"] and said["loop_stream"]["steps"] == 2
-    assert said["again"]
-    status, message = said["reference"]
+    results = client("ai_sdk", service=service, message=MESSAGE, question=QUESTION, tool=TOOL)
+    assert results["text"] and results["stream"]["text"] == results["text"] and results["warnings"] == []
+    assert (results["finish"], results["stream"]["finish"], results["cut"]) == ("stop", "stop", "length")
+    assert results["stream"]["usage"] == results["usage"] and results["usage"]["outputTokens"] > 0
+    assert (results["called"], results["results"], results["steps"]) == ([CALL], ["sunny in paris"], 2)
+    assert (
+        results["loop"] and results["loop_stream"]["text"] == results["loop"] and results["loop_stream"]["steps"] == 2
+    )
+    assert results["again"]
+    status, message = results["reference"]
     assert status == 400 and "send the item itself" in message
 
 
 def test_libraries_of_agents(client: Run, serve: Serve) -> None:
     """docs/clients.md has the settings, and what each one can't do."""
-    said = client("agents_libraries", service=serve(*MODELS["tokens"]), message=MESSAGE)
+    results = client("agents_libraries", service=serve(*MODELS["tokens"]), message=MESSAGE)
     for name in (
         *("openai_agents", "openai_agents_stream", "openai_agents_tools", "pydantic_ai", "pydantic_ai_tools"),
         *("openai_agents_responses", "openai_agents_responses_stream", "pydantic_ai_responses"),
         *("smolagents", "huggingface_hub"),
     ):
-        assert said[name][0] == "answered" and said[name][1], said[name]
+        assert results[name][0] == "answered" and results[name][1], results[name]
     for name, status, words in (
         (
             "openai_agents_strict",
@@ -124,8 +129,8 @@ def test_libraries_of_agents(client: Run, serve: Serve) -> None:
         ),
         ("cohere_v2", "400", "model: expected a model for rerank, got 'gpt2_tokens' for text_generation"),
     ):
-        kind, message = said[name]
-        assert kind != "answered" and status in message and words in message, said[name]
+        kind, message = results[name]
+        assert kind != "answered" and status in message and words in message, results[name]
 
 
 @pytest.mark.parametrize("shape", [[1], [1, 1]], ids=str)
@@ -133,23 +138,23 @@ def test_tritonclient(service: Service, client: Run, shape: list[int]) -> None:
     """The client of the vLLM backend, as it is, in front of every kind of model: the texts are those of generate."""
     sampling = {"temperature": "0", "max_tokens": "8"}
     prompts = [f"The capital of {country} is" for country in ("france", "italy", "japan")]
-    said = client("triton_vllm", service=service, prompts=prompts, sampling=sampling, shape=shape)
+    results = client("triton_vllm", service=service, prompts=prompts, sampling=sampling, shape=shape)
     for number, prompt in enumerate(prompts):
         body = {"text_input": prompt, "temperature": 0, "max_tokens": 8, "return_num_output_tokens": True}
         body |= {"return_finish_reason": True, "return_num_input_tokens": True}
-        found = service.client.post(f"/v2/models/{service.model}/generate", json=body).json()
-        text = found["text_output"]
+        answer = service.client.post(f"/v2/models/{service.model}/generate", json=body).json()
+        text = answer["text_output"]
         assert text.startswith(prompt) and len(text) > len(prompt)
-        assert said["sample"][str(number)] == [text]
-        for pieces in (said["sample_stream"][str(number)], said["pieces"][str(number)]):
+        assert results["sample"][str(number)] == [text]
+        for pieces in (results["sample_stream"][str(number)], results["pieces"][str(number)]):
             assert len(pieces) > 1 and f"{prompt}{''.join(pieces)}" == text
-        assert said["whole"][number].startswith(text[:20])
+        assert results["whole"][number].startswith(text[:20])
         for kind in ("callback", "callback_stream"):
-            one = said[kind][str(number)]
+            one = results[kind][str(number)]
             assert f"{prompt}{one['text']}" == text
-            assert (one["new"], set(one["prompt"])) == (found["num_output_tokens"], {found["num_input_tokens"]})
-            assert one["finish"][-1] == found["finish_reason"] and set(one["finish"][:-1]) <= {"None"}
-    assert "sampling_parameters.prompt_logprobs: expected one of" in said["failure"]
+            assert (one["new"], set(one["prompt"])) == (answer["num_output_tokens"], {answer["num_input_tokens"]})
+            assert one["finish"][-1] == answer["finish_reason"] and set(one["finish"][:-1]) <= {"None"}
+    assert "sampling_parameters.prompt_logprobs: expected one of" in results["failure"]
 
 
 def test_the_sample_of_the_runtime_guide(service: Service) -> None:

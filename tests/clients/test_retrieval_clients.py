@@ -20,40 +20,40 @@ def close(found: Any, expected: Any) -> bool:
 
 def test_vectors(serve: Serve, client: Run) -> None:
     service = serve("minibert_mean")
-    found = client("retrieval_clients", "embedding", service=service, texts=TEXTS)
+    results = client("retrieval_clients", "embedding", service=service, texts=TEXTS)
     for kind in ("query", "document"):
         expected = service.predict(TEXTS, {"input_type": kind})
-        for name, vectors in found[kind].items():
+        for name, vectors in results[kind].items():
             assert close(vectors, expected), (kind, name)
-    assert close(found["jina"], service.predict(TEXTS))
+    assert close(results["jina"], service.predict(TEXTS))
     short = np.array(service.predict(TEXTS, {"input_type": "query", "dimensions": 16, "normalize": True}), np.float32)
-    types = found["types"]
+    types = results["types"]
     assert close(types["float"], short)
     assert close([np.frombuffer(base64.b64decode(one), "<f4") for one in types["base64"]], short)
     assert types["ubinary"] == np.packbits(short >= 0, axis=1).tolist()
     assert types["binary"] == (np.array(types["ubinary"]) - 128).tolist()
     assert types["uint8"] == (np.array(types["int8"]) + 128).tolist()
     for name, precision in (("voyage_int8", "int8"), ("voyage_ubinary", "ubinary")):
-        assert found[name] == service.predict(TEXTS, {"input_type": "query", "precision": precision})
+        assert results[name] == service.predict(TEXTS, {"input_type": "query", "precision": precision})
     chunks = service.predict([{"chunks": TEXTS}, {"chunks": TEXTS[:1]}], {"input_type": "document"})
-    assert all(close(one, other) for one, other in zip(found["late"], chunks, strict=True))
-    assert service.model in found["models"]
+    assert all(close(one, other) for one, other in zip(results["late"], chunks, strict=True))
+    assert service.model in results["models"]
     for name, kind in (("cohere_long", "BadRequestError"), ("voyage_long", "InvalidRequestError")):
-        found_kind, message = found["errors"].pop(name)
+        found_kind, message = results["errors"].pop(name)
         assert found_kind == kind and "maximum context length is 128 tokens" in message
-    for name, (kind, message) in found["errors"].items():
+    for name, (kind, message) in results["errors"].items():
         assert kind != "none" and ("999" if name == "nim" else "a served model") in message, (name, kind, message)
 
 
 def test_ranks(serve: Serve, client: Run) -> None:
     service = serve("cross")
-    found = client("retrieval_clients", "ranking", service=service, texts=TEXTS, query=QUERY)
+    results = client("retrieval_clients", "ranking", service=service, texts=TEXTS, query=QUERY)
     for name, raw in (("scores", False), ("logits", True)):
         [ranks] = service.predict([{"query": QUERY, "texts": TEXTS}], {"raw_scores": raw})
-        for ranked in found[name].values() if name == "scores" else [found[name]]:
+        for ranked in results[name].values() if name == "scores" else [results[name]]:
             assert [index for index, _ in ranked] == [one["index"] for one in ranks]
             assert close([score for _, score in ranked], [one["score"] for one in ranks])
-    assert found["top"] == found["top_voyage"] == found["scores"]["cohere"][:1]
-    assert found["documents"] == [TEXTS[index] for index, _ in found["scores"]["cohere"]]
-    for kind, message in found["errors"].values():
+    assert results["top"] == results["top_voyage"] == results["scores"]["cohere"][:1]
+    assert results["documents"] == [TEXTS[index] for index, _ in results["scores"]["cohere"]]
+    for kind, message in results["errors"].values():
         assert kind != "none" and "documents: expected a list of texts, got an empty list" in message

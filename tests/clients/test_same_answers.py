@@ -44,23 +44,23 @@ def texts(task: str) -> list[str]:
 
 def instances_of(task: str) -> list[Any]:
     """COUNT instances, as V1 takes them."""
-    found: list[Any]
+    instances: list[Any]
     if task == "question_answering":
         # A question that leaves its context no room in a window is refused.
         cases = [case for case in goldens(task)["cases"] if len(case["question"]) < 200]
-        found = [{"question": case["question"], "context": case["context"]} for case in cases]
+        instances = [{"question": case["question"], "context": case["context"]} for case in cases]
     elif task == "zero_shot_classification":
-        found = [{"text": one, "candidate_labels": ["sport", "rain", "food"]} for one in texts("text_embedding")]
+        instances = [{"text": one, "candidate_labels": ["sport", "rain", "food"]} for one in texts("text_embedding")]
     elif task == "rerank":
-        found = [{"query": case["query"], "texts": case["texts"]} for case in goldens(task)["cases"]]
-        found += [{**one, "texts": one["texts"][::-1]} for one in found]
+        instances = [{"query": case["query"], "texts": case["texts"]} for case in goldens(task)["cases"]]
+        instances += [{**one, "texts": one["texts"][::-1]} for one in instances]
     elif task == "sequence_classification":
         sentences = texts("text_embedding")
-        found = [{"text": one, "text_pair": two} for one, two in pairwise(sentences)]
+        instances = [{"text": one, "text_pair": two} for one, two in pairwise(sentences)]
     else:
-        found = texts({"feature_extraction": "text_embedding"}.get(task, task))
-    assert found
-    return (found * COUNT)[:COUNT]
+        instances = texts({"feature_extraction": "text_embedding"}.get(task, task))
+    assert instances
+    return (instances * COUNT)[:COUNT]
 
 
 def inputs_of(instance: Any) -> dict[str, Any]:
@@ -84,31 +84,31 @@ def test_the_same_answers(serve: Serve, client: Run, task: str) -> None:
     golden = [comparable(task, service.predict([one])[0]) for one in instances]
     requests = [{"inputs": inputs_of(one)} for one in instances]
     for name, program in CLIENTS.items():
-        said = client(*program, service=service, requests=requests)
-        assert [comparable(task, answer[0]) for answer in said["answers"]] == golden, name
-        assert said["ids"] == [str(number) for number in range(COUNT)], name
-        assert said["live"] is True and said["ready"][:2] == [True, True], name
-        if "errors" in said:
-            assert "'nobody'" in said["errors"][0][1], name
-        if "config" in said:
-            assert said["server"] == "hf_transformer" and "'nothing'" in said["errors"][1][1], name
+        results = client(*program, service=service, requests=requests)
+        assert [comparable(task, answer[0]) for answer in results["answers"]] == golden, name
+        assert results["ids"] == [str(number) for number in range(COUNT)], name
+        assert results["live"] is True and results["ready"][:2] == [True, True], name
+        if "errors" in results:
+            assert "'nobody'" in results["errors"][0][1], name
+        if "config" in results:
+            assert results["server"] == "hf_transformer" and "'nothing'" in results["errors"][1][1], name
             for one, other in (("input", "inputs"), ("output", "outputs")):
-                names = [tensor["name"] for tensor in said["config"][one]]
-                assert names == [tensor["name"] for tensor in said["metadata"][other]], name
+                names = [tensor["name"] for tensor in results["config"][one]]
+                assert names == [tensor["name"] for tensor in results["metadata"][other]], name
 
 
 def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> None:
     embedding = serve("minibert_mean", "grpc-v2", "--enable_token_inputs=true")
     instances = instances_of("text_embedding")
     golden = [comparable("text_embedding", embedding.predict([one])[0]) for one in instances]
-    said = client("openai_package", "embeddings", service=embedding, texts=instances)
+    results = client("openai_package", "embeddings", service=embedding, texts=instances)
     for kind in ("float", "base64", "undecoded", "list"):
-        assert [np.array(one, np.float32).tolist() for one in said[kind]] == golden, kind
-    assert said["answer"] == ["list", "minibert_mean", "embedding"]
-    assert [one["id"] for one in said["models"]] == ["minibert_mean"]
-    assert (said["ids"], said["dimensions"]) == ([1, 2], 2)
+        assert [np.array(one, np.float32).tolist() for one in results[kind]] == golden, kind
+    assert results["answer"] == ["list", "minibert_mean", "embedding"]
+    assert [one["id"] for one in results["models"]] == ["minibert_mean"]
+    assert (results["ids"], results["dimensions"]) == ([1, 2], 2)
     wrong = [["BadRequestError", 400, name] for name in ("input[1]", "dimensions", "top_k", "model")]
-    assert [one[:3] for one in said["errors"]] == [["NotFoundError", 404, "model"]] * 2 + wrong
+    assert [one[:3] for one in results["errors"]] == [["NotFoundError", 404, "model"]] * 2 + wrong
     rerank = serve("cross", "grpc-v2")
     for instance in instances_of("rerank"):
         golden = [[one["index"], one["score"]] for one in rerank.predict([instance])[0]]

@@ -35,11 +35,11 @@ def test_clients_list_and_choose_models(client: Run, serve: Serve, triton: Local
             "generator": "gpt2",
         }
         programs = ("http", "grpc", "openai", "kserve")
-        found = {program: client("several_models", program, service=service, **task) for program in programs}
+        results = {program: client("several_models", program, service=service, **task) for program in programs}
     for protocol in ("http", "grpc"):
-        assert found[protocol]["names"] == names
-        assert found[protocol]["answers"]["bert"] == "paris"
-        assert found[protocol]["answers"].keys() == texts.keys()
-        assert found[protocol]["ready"] == [False, True]
-    assert found["openai"] == {"names": names, "models": ["minibert_mean", "gpt2"], "text": " paris."}
-    assert found["kserve"]["answers"]["bert"] == "paris"
+        assert results[protocol]["names"] == names
+        assert results[protocol]["answers"]["bert"] == "paris"
+        assert results[protocol]["answers"].keys() == texts.keys()
+        assert results[protocol]["ready"] == [False, True]
+    assert results["openai"] == {"names": names, "models": ["minibert_mean", "gpt2"], "text": " paris."}
+    assert results["kserve"]["answers"]["bert"] == "paris"

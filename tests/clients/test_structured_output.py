@@ -49,35 +49,35 @@ def bias(service: Service) -> dict[str, int]:
 
 
 def test_instructor(service: Service, client: Run) -> None:
-    found = client("instructor_models", service=service, message=MESSAGE, bias=bias(service))
-    assert found.keys() == {"TOOLS", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS"}
-    assert all(isinstance(visit, dict) for visit in found.values()), found
-    assert isinstance(found.pop("JSON")["note"], str)
-    for visit in found.values():
+    results = client("instructor_models", service=service, message=MESSAGE, bias=bias(service))
+    assert results.keys() == {"TOOLS", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS"}
+    assert all(isinstance(visit, dict) for visit in results.values()), results
+    assert isinstance(results.pop("JSON")["note"], str)
+    for visit in results.values():
         assert visit["place"]["kind"] in KINDS and 1 <= visit["place"]["letters"] <= 99
         assert visit["days"] and set(visit["days"]) <= DAYS
 
 
 def test_langchain(service: Service, client: Run) -> None:
-    found = client("langchain_structured", service=service, message=MESSAGE, bias=bias(service))
+    results = client("langchain_structured", service=service, message=MESSAGE, bias=bias(service))
     for method in ("function_calling", "json_schema"):
-        assert found[method]["kind"] in KINDS and set(found[method]["days"]) <= DAYS
-    assert found["json_mode"] == {}
-    assert "context_length_exceeded" in found["long"]
+        assert results[method]["kind"] in KINDS and set(results[method]["days"]) <= DAYS
+    assert results["json_mode"] == {}
+    assert "context_length_exceeded" in results["long"]
     for name in ("any", "stream", "named", "with_format"):
-        calls = found[name]
+        calls = results[name]
         assert calls and all(call["name"] == "weather" and call["args"]["place"] in ("paris", "rome") for call in calls)
         assert all(isinstance(call["args"]["days"], int) for call in calls)
 
 
 def test_the_openai_package(service: Service, client: Run) -> None:
-    found = client("openai_parse", service=service, message=MESSAGE)
-    name, arguments = found["tool"]
+    results = client("openai_parse", service=service, message=MESSAGE)
+    name, arguments = results["tool"]
     assert name == "Visit"
-    assert (found["sent_back"], found["long"]) == ("assistant", "context_length_exceeded")
-    for visit in (found["parsed"], found["streamed"], found["tool_and_format"], arguments):
+    assert (results["sent_back"], results["long"]) == ("assistant", "context_length_exceeded")
+    for visit in (results["parsed"], results["streamed"], results["tool_and_format"], arguments):
         assert visit["kind"] in KINDS and set(visit["days"]) <= DAYS
-    assert {"content.delta", "content.done", "chunk"} <= set(found["events"])
+    assert {"content.delta", "content.done", "chunk"} <= set(results["events"])
 
 
 def test_an_agent_with_a_tool_and_a_type_of_its_output(service: Service, client: Run) -> None:
@@ -88,11 +88,11 @@ def test_an_agent_with_a_tool_and_a_type_of_its_output(service: Service, client:
 
 
 def test_objects_of_the_ai_sdk(service: Service, client: Run) -> None:
-    found = client("ai_sdk_objects", service=service, message=MESSAGE)
-    forced, named = found["calls"]
+    results = client("ai_sdk_objects", service=service, message=MESSAGE)
+    forced, named = results["calls"]
     assert forced and named
-    visits = [found["object"], found["streamed"], *(call["input"] for call in (*forced, *named))]
+    visits = [results["object"], results["streamed"], *(call["input"] for call in (*forced, *named))]
     for visit in visits:
         assert visit["kind"] in KINDS and visit["days"] and set(visit["days"]) <= DAYS
-    assert found["choice"] in ("red", "green") and found["parts"] > 1
+    assert results["choice"] in ("red", "green") and results["parts"] > 1
     assert {call["toolName"] for call in (*forced, *named)} == {"visit"}

@@ -20,16 +20,16 @@ def close(found: Any, expected: Any) -> bool:
 def test_vectors(serve: Serve, client: Run) -> None:
     service = serve("minibert_mean")
     expected = np.array(service.predict(TEXTS, {"normalize": True}))
-    found = client("tei_clients", "embedding", service=service, texts=TEXTS)
+    results = client("tei_clients", "embedding", service=service, texts=TEXTS)
     for name in ("hub", "langchain", "haystack"):
-        assert close(found[name], expected), name
-    assert close(found["one"], expected[:1])
-    assert close(found["langchain_query"], expected[0]) and close(found["haystack_text"], expected[0])
-    assert close(found["raw"], service.predict(TEXTS, {"normalize": False}))
-    assert close(found["short"], service.predict(TEXTS, {"normalize": True, "dimensions": 4}))
-    assert close(found["similarity"], expected @ expected[0])
-    assert close(found["async"]["hub"], expected) and close(found["async"]["langchain"], expected)
-    assert close(found["async"]["similarity"], expected @ expected[0])
+        assert close(results[name], expected), name
+    assert close(results["one"], expected[:1])
+    assert close(results["langchain_query"], expected[0]) and close(results["haystack_text"], expected[0])
+    assert close(results["raw"], service.predict(TEXTS, {"normalize": False}))
+    assert close(results["short"], service.predict(TEXTS, {"normalize": True, "dimensions": 4}))
+    assert close(results["similarity"], expected @ expected[0])
+    assert close(results["async"]["hub"], expected) and close(results["async"]["langchain"], expected)
+    assert close(results["async"]["similarity"], expected @ expected[0])
 
 
 def test_ranks(serve: Serve, client: Run) -> None:

@@ -131,12 +131,12 @@ class ModelService:
     """The answers of a service with models by path; everything else is 404. Records the posted bodies."""
 
     def __init__(self, models: dict[str, list[str]], absent: str = "") -> None:
-        own: list[Any] = [{"name": name, "aliases": others, "adapters": []} for name, others in models.items()]
-        own += [{"name": absent, "ready": False}] if absent else []
+        entries: list[Any] = [{"name": name, "aliases": others, "adapters": []} for name, others in models.items()]
+        entries += [{"name": absent, "ready": False}] if absent else []
         names = [name for model, others in models.items() for name in (model, *others)]
         self.pages: dict[str, Any] = {
             "/v1/models": {"models": [*names, *([absent] if absent else [])]},
-            "/info": {"models": own},
+            "/info": {"models": entries},
         }
         for model, others in models.items():
             protocols = {"v1": f"/v1/models/{model}:predict", "openai": ["/openai/v1/embeddings"]}
@@ -405,7 +405,7 @@ METRICS = "HTTP/1.1 200 OK\r\nServer: uvicorn\r\n\r\n# HELP x\n"
 
 
 @pytest.mark.parametrize(
-    ("pages", "found"),
+    ("pages", "server"),
     [
         pytest.param({"/v2": 'HTTP/1.1 200 OK\r\n\r\n{"name": "triton"}'}, "Triton itself", id="Triton"),
         pytest.param({"/metrics": f"{METRICS}nv_inference_count 1\n"}, "Triton's port for metrics", id="its metrics"),
@@ -415,7 +415,7 @@ METRICS = "HTTP/1.1 200 OK\r\nServer: uvicorn\r\n\r\n# HELP x\n"
     ],
 )
 @pytest.mark.parametrize("listing", ["404 Not Found", "200 OK"])
-async def test_another_server_is_named(pages: dict[str, str], found: str, listing: str) -> None:
+async def test_another_server_is_named(pages: dict[str, str], server: str, listing: str) -> None:
     async def answer(connection: Connection) -> None:
         path = (await connection.request())[0][""].split()[1]
         if path == "/v1/models":
@@ -428,7 +428,7 @@ async def test_another_server_is_named(pages: dict[str, str], found: str, listin
         url = f"http://user:secret@{address}"
         with pytest.raises(LoadError) as raised:
             await asyncio.to_thread(run, [f"--url={url}", "--model_name=m"], {})
-    says = f"--url=http://***@{address} is {found}; bench needs the address of a service of hf-transformer"
+    says = f"--url=http://***@{address} is {server}; bench needs the address of a service of hf-transformer"
     assert str(raised.value) == says
 
 

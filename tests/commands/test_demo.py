@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_transformer.commands.child_process import poll, session_members
 from hf_transformer.commands.demo import (
     ENVIRONMENT_VARIABLE,
     default_model_repository,
@@ -29,17 +30,9 @@ from hf_transformer.commands.demo import (
     parse,
     run,
 )
-from hf_transformer.commands.local_triton import (
-    HOST,
-    SHARED_MEMORY,
-    LocalTriton,
-    exchange,
-    find_triton,
-    poll,
-    reserved_port,
-    reserved_ports,
-    session_members,
-)
+from hf_transformer.commands.local_triton import SHARED_MEMORY, LocalTriton
+from hf_transformer.commands.loopback import HOST, exchange, reserved_port, reserved_ports
+from hf_transformer.commands.triton_installation import find_triton
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from tests.support.triton_environment import ROOT, triton_environment
@@ -127,11 +120,11 @@ def test_a_failed_load_quotes_the_log(repository: Path) -> None:
 
 
 def bind(port: int, *options: int) -> None:
-    with socket.socket() as other:
+    with socket.socket() as server:
         for option in options:
-            other.setsockopt(socket.SOL_SOCKET, option, 1)
-        other.bind((HOST, port))
-        other.listen()
+            server.setsockopt(socket.SOL_SOCKET, option, 1)
+        server.bind((HOST, port))
+        server.listen()
 
 
 def test_a_reserved_port_is_bound_only_by_number() -> None:

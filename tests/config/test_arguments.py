@@ -241,9 +241,9 @@ def test_the_scheme_overrides_predictor_use_ssl() -> None:
 
 
 def test_without_a_predictor_no_host_is_required() -> None:
-    found, warnings = parse_config(["--predictor_protocol=none"], {})
-    assert (found.predictor_protocol, found.predictor_host, warnings) == ("none", "", [])
+    parsed, warnings = parse_config(["--predictor_protocol=none"], {})
+    assert (parsed.predictor_protocol, parsed.predictor_host, warnings) == ("none", "", [])
     assert notes("--predictor_protocol=none") == ["--predictor_host is ignored: --predictor_protocol is none"]
     variables = {"PREDICTOR_HOST": "triton", "PREDICTOR_PROTOCOL": "none", "REQUESTS_CA_BUNDLE": "/missing"}
-    found, warnings = parse_config(["--predictor_use_ssl"], variables)
-    assert found.predictor_host == "" and warnings == ["PREDICTOR_HOST is ignored: PREDICTOR_PROTOCOL is none"]
+    parsed, warnings = parse_config(["--predictor_use_ssl"], variables)
+    assert parsed.predictor_host == "" and warnings == ["PREDICTOR_HOST is ignored: PREDICTOR_PROTOCOL is none"]

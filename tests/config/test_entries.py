@@ -174,11 +174,11 @@ def test_each_entry_may_name_the_predictor_instead_of_the_flags(tmp_path: Path) 
 
 def test_warnings_name_the_entry_and_do_not_repeat_those_of_the_flags(tmp_path: Path) -> None:
     text = "- {model_name: a, max_length: 5, model_dir: /a, model_id: b, hf_token: hf_secret}"
-    place = f"{tmp_path / 'models.yaml'}: models[0] (a)"
+    entry = f"{tmp_path / 'models.yaml'}: models[0] (a)"
     _, warnings = read_text(tmp_path, text, "--protocol=v2", "--dtype=auto", "--hf_token=x", "--unknown=1")
     assert warnings == [
-        f"{place}: max_length is deprecated: use max_model_len",
-        f"{place}: model_dir is ignored: {place}: model_id is given",
+        f"{entry}: max_length is deprecated: use max_model_len",
+        f"{entry}: model_dir is ignored: {entry}: model_id is given",
     ]
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.app.wiring import (
+from hf_transformer.app.loading import load_model
+from hf_transformer.app.pipelines import (
     FittedBinding,
     PipelineBuilder,
     fit_task,
-    load_model,
     outputs_in_shared_memory,
     padding_policy,
-    scheduler_settings,
 )
+from hf_transformer.app.settings import scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.batch import EncodingBatchBuilder, PaddingBuckets, PaddingPolicy, padding_buckets
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature

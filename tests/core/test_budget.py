@@ -43,27 +43,27 @@ def test_the_counts_of_a_request_add_up(add: Callable[[Budget], object], flag: s
 
 
 def test_windows_are_sequences_of_their_texts() -> None:
-    one = budget(max_sequences=9, max_window_tokens=100)
-    one.add_sequences(2, "texts")
-    one.windows(5, 50, detail=False)
+    request = budget(max_sequences=9, max_window_tokens=100)
+    request.add_sequences(2, "texts")
+    request.windows(5, 50, detail=False)
     with pytest.raises(TooLarge, match=r"at most 9 windows in a request \(--max_sequences\), got 10;"):
-        one.windows(5, 50, detail=False)
-    one = budget(max_sequences=9, max_window_tokens=100)
-    one.add_sequences(2, "texts")
-    one.windows(2, 100, detail=False)
+        request.windows(5, 50, detail=False)
+    request = budget(max_sequences=9, max_window_tokens=100)
+    request.add_sequences(2, "texts")
+    request.windows(2, 100, detail=False)
     with pytest.raises(TooLarge, match=r"at most 100 tokens in all windows .* \(--max_window_tokens\), got 101;"):
-        one.windows(2, 1, detail=False)
+        request.windows(2, 1, detail=False)
 
 
 @pytest.mark.parametrize(("detail", "each"), [(False, TOKEN_BYTES), (True, DETAILED_TOKEN_BYTES)])
 def test_windows_are_in_admission_before_they_are_cut(detail: bool, each: int) -> None:
     first, ticket = admitted(10**6, 1000)
-    admission, others = ticket.admission, [sharing(ticket) for _ in range(2)]  # all have entered
+    admission, sharers = ticket.admission, [sharing(ticket) for _ in range(2)]  # all have entered
     first.for_threads().windows(2, 900, detail=detail)
     assert (admission.reserved_tokens, admission.reserved_bytes) == (900, 2 * WINDOW_BYTES + 900 * each)
     first.add_tokens(950)
     assert admission.tokens + admission.reserved_tokens == 950 + 2, "the tokens of windows count once"
-    (second, second_ticket), (third, third_ticket) = others
+    (second, second_ticket), (third, third_ticket) = sharers
     second.for_threads().windows(2, 900, detail=detail)  # the last request may exceed the limit
     assert not admission.has_room
     with pytest.raises(TooManyRequests, match="--max_queued_tokens allows 1000"):
@@ -77,11 +77,11 @@ def test_windows_are_in_admission_before_they_are_cut(detail: bool, each: int) -
 
 
 def test_threads_and_the_event_loop_lose_no_count() -> None:
-    one, ticket = admitted(10**9, 10**9, max_sequences=10**9, max_window_tokens=10**9)
-    one.for_threads()
+    request, ticket = admitted(10**9, 10**9, max_sequences=10**9, max_window_tokens=10**9)
+    request.for_threads()
     with ThreadPoolExecutor(4) as pool:
-        for _ in pool.map(lambda _: one.windows(2, 3, detail=False), range(4000)):
-            one.hold(1, "answer")
+        for _ in pool.map(lambda _: request.windows(2, 3, detail=False), range(4000)):
+            request.hold(1, "answer")
     admission = ticket.admission
     assert (admission.reserved_tokens, admission.bytes) == (12_000, 4000)
     ticket.leave()
@@ -89,18 +89,18 @@ def test_threads_and_the_event_loop_lose_no_count() -> None:
 
 
 def test_bytes_that_would_not_fit_alone_are_too_large_and_others_come_again() -> None:
-    one, ticket = admitted(1000)
+    first, ticket = admitted(1000)
     ticket.hold(100)
-    one.hold(400, "answer")
+    first.hold(400, "answer")
     with pytest.raises(TooLarge, match=r"^answer: .* at most 1000 bytes .* \(--max_bytes_in_flight\), got about 1001"):
-        one.hold(501, "answer")
-    other, other_ticket = sharing(ticket)
+        first.hold(501, "answer")
+    second, other_ticket = sharing(ticket)
     with pytest.raises(TooManyRequests, match="--max_bytes_in_flight=1000; try again"):
-        other.hold(501, "answer")
+        second.hold(501, "answer")
     with pytest.raises(TooManyRequests, match="--max_bytes_in_flight=1000; try again"):
-        other.for_threads().spans(501 // SPAN_BYTES + 1)
+        second.for_threads().spans(501 // SPAN_BYTES + 1)
     ticket.leave()
-    other.hold(501, "answer")
+    second.hold(501, "answer")
     other_ticket.leave()
     assert (ticket.admission.bytes, ticket.admission.reserved_bytes) == (0, 0)
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.app.wiring import PipelineBuilder, fit_task, load_model
+from hf_transformer.app.loading import load_model
+from hf_transformer.app.pipelines import PipelineBuilder, fit_task
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.observability.metrics import Metrics

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.app.wiring import PipelineBuilder, load_model
+from hf_transformer.app.loading import load_model
+from hf_transformer.app.pipelines import PipelineBuilder
 from hf_transformer.core import pipeline
 from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge

@@ -56,11 +56,11 @@ async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
 async def test_batches_are_counted_and_have_the_sizes_of_outputs_that_are_known() -> None:
     async with scheduling(MASKED) as b:
         await b.answer_all(await b.send(1), await b.send(2, length=4), await b.send(3, length=3))
-        shown = b.metrics.render().decode()
-    assert 'hf_transformer_batch_tokens_total{kind="real",model_name="bert"} 10.0' in shown
-    assert 'hf_transformer_batch_tokens_total{kind="padding",model_name="bert"} 1.0' in shown
-    assert 'hf_transformer_batch_instances_count{model_name="bert"} 2.0' in shown
-    assert 'hf_transformer_batch_instances_sum{model_name="bert"} 3.0' in shown
+        page = b.metrics.render().decode()
+    assert 'hf_transformer_batch_tokens_total{kind="real",model_name="bert"} 10.0' in page
+    assert 'hf_transformer_batch_tokens_total{kind="padding",model_name="bert"} 1.0' in page
+    assert 'hf_transformer_batch_instances_count{model_name="bert"} 2.0' in page
+    assert 'hf_transformer_batch_instances_sum{model_name="bert"} 3.0' in page
     free = replace(SIGNATURE, outputs=(replace(LOGITS, sizes=(-1, -1)),))
     for signature, sizes in ((SIGNATURE, {"logits": 2 * 5 * 4}), (free, {})):
         async with scheduling(signature) as b:
@@ -108,11 +108,11 @@ async def test_an_answered_caller_can_join_the_next_batch() -> None:
         stepping = asyncio.create_task(steps())
         await b.predictor.turn()
         waited = context.queue
-        other = await b.send(2, length=1)
+        waiting = await b.send(2, length=1)
         await b.answer(0)
         assert b.sent == [[1], [2, 3]] and context.queue >= waited > 0.0
         await b.answer(1)
-        assert (await stepping, await other) == ([1, 3], [2])
+        assert (await stepping, await waiting) == ([1, 3], [2])
 
 
 # Requests that end early
@@ -167,7 +167,7 @@ async def test_a_batch_is_not_sent_if_all_its_clients_leave_while_it_is_packed(m
 
         monkeypatch.setattr(b.builder, "pack", slowly)
         monkeypatch.setattr(b.builder, "pack_cost", lambda items: INLINE_COST + 1)
-        left, other = await b.send(1), await b.send(2)
+        left, staying = await b.send(1), await b.send(2)
         await asyncio.to_thread(packing.wait, 10)
         left.cancel()
         go.set()
@@ -175,7 +175,7 @@ async def test_a_batch_is_not_sent_if_all_its_clients_leave_while_it_is_packed(m
             while not b.sent:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.001)
         assert b.sent == [[2]]
-        assert await b.answer_all(other) == [[2]]
+        assert await b.answer_all(staying) == [[2]]
 
 
 async def test_the_callers_deadline_ends_a_request_and_no_other() -> None:

@@ -35,12 +35,12 @@ class Pod:
 @cache
 def every(kind: str) -> dict[str, dict[str, Any]]:
     """The documents of a kind in deploy/kserve, by file and name."""
-    found = {}
+    documents = {}
     for path in sorted((DEPLOY / "kserve").glob("*.yaml")):
         for document in load_all(f"kserve/{path.name}"):
             if document["kind"] == kind:
-                found[f"{path.stem}/{document['metadata']['name']}"] = document
-    return found
+                documents[f"{path.stem}/{document['metadata']['name']}"] = document
+    return documents
 
 
 @cache
@@ -113,15 +113,15 @@ def transformer_pod(label: str, isvc: dict[str, Any]) -> Pod:
 @cache
 def pods() -> dict[str, Pod]:
     """Every pod of every InferenceService that runs the service."""
-    found: list[Pod | None] = []
+    made: list[Pod | None] = []
     for label, isvc in every("InferenceService").items():
         if "transformer" in isvc["spec"]:
-            found.append(transformer_pod(label, isvc))
+            made.append(transformer_pod(label, isvc))
             continue
         stable = isvc["spec"]["predictor"]
-        found.append(predictor_pod(label, isvc, stable))
+        made.append(predictor_pod(label, isvc, stable))
         for canary in isvc["spec"].get("canary", []):
-            found.append(
+            made.append(
                 predictor_pod(f"{label}/{canary['predictor']['name']}", isvc, merged(stable, canary["predictor"]))
             )
-    return {pod.name: pod for pod in found if pod is not None}
+    return {pod.name: pod for pod in made if pod is not None}

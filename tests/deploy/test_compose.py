@@ -133,12 +133,12 @@ def plain_volumes(service: Any) -> list[str]:
 
 def mounted(service: Any) -> dict[str, Path]:
     """The files of deploy/ that a service sees, by their path in the container."""
-    found = {}
+    sources = {}
     for volume in plain_volumes(service):
         source, target, *_ = volume.split(":")
         if source.startswith("./"):
-            found[target] = DEPLOY / source
-    return found
+            sources[target] = DEPLOY / source
+    return sources
 
 
 def test_watching_is_a_choice_and_reached_from_this_machine_only(compose: Any) -> None:

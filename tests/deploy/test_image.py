@@ -46,15 +46,15 @@ def lock(name: str) -> tuple[tuple[Requirement, int], ...]:
 
 def versions(name: str, platform: dict[str, str]) -> dict[str, str]:
     """The versions that a lock gives to a platform, by canonical name."""
-    found: dict[str, str] = {}
+    pinned: dict[str, str] = {}
     for requirement, _ in lock(name):
         if requirement.marker is None or requirement.marker.evaluate(platform):
             (specifier,) = requirement.specifier
             assert specifier.operator == "==" and not specifier.version.endswith("*")
             key = canonicalize_name(requirement.name)
-            assert key not in found, f"{key} twice"
-            found[key] = specifier.version
-    return found
+            assert key not in pinned, f"{key} twice"
+            pinned[key] = specifier.version
+    return pinned
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +131,13 @@ def files() -> Iterator[Path]:
 
 
 def test_every_tag_is_the_version() -> None:
-    found = [
+    tags = [
         (path.relative_to(ROOT), tag)
         for path in files()
         for tag in re.findall(r"(?<![\w.-])hf-transformer:(?!8080\b)(\w[\w.-]*)", path.read_text(errors="ignore"))
     ]
-    assert {path.parts[0] for path, _ in found} >= {"deploy", "docs"}
-    wrong = [f"{path}: {tag}" for path, tag in found if tag.removesuffix("-slim") != VERSION]
+    assert {path.parts[0] for path, _ in tags} >= {"deploy", "docs"}
+    wrong = [f"{path}: {tag}" for path, tag in tags if tag.removesuffix("-slim") != VERSION]
     assert wrong == [], f"the package is {VERSION}"
 
 

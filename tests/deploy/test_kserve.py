@@ -130,11 +130,11 @@ def mebibytes(quantity: str) -> int:
 
 def test_probes_ask_the_port_and_the_model_that_are_served(pod: Pod) -> None:
     service, config = service_of(pod), config_of(pod)
-    one = f"/v2/models/{config.model_name}/ready"
+    model_ready = f"/v2/models/{config.model_name}/ready"
     by_name = "transformer" in pod.isvc["spec"]
     live = {"path": "/v2/health/live", "port": config.http_port}
     assert service["startupProbe"]["httpGet"] == service["livenessProbe"]["httpGet"] == live
-    ready = {"path": one if by_name else "/v2/health/ready", "port": config.http_port}
+    ready = {"path": model_ready if by_name else "/v2/health/ready", "port": config.http_port}
     assert service["readinessProbe"]["httpGet"] == ready
     assert service["readinessProbe"]["timeoutSeconds"] > CHECK_TIMEOUT_SECONDS, "the answer comes after the predictor's"
 
@@ -198,10 +198,10 @@ def test_triton_serves_this_pod_alone_and_shares_its_memory(pod: Pod) -> None:
 def test_triton_is_allowed_shared_memory_where_it_is_mounted_and_its_release_is_the_same_everywhere() -> None:
     """Releases from 26.04 on need the flag, and older ones do not start with it; a new manifest that shares memory is
     found by its volume. An InferenceService gets both from its runtime; test_chart.py has the chart."""
-    found, sharing = {}, {}
+    releases, sharing = {}, {}
     for path in sorted(set(DEPLOY.rglob("*.yaml")) - set((DEPLOY / "chart").rglob("*.yaml"))):
         text = path.read_text()
-        found[path.name] = set(re.findall(r"(\d\d\.\d\d)-(?:vllm-python-)?py3", text))
+        releases[path.name] = set(re.findall(r"(\d\d\.\d\d)-(?:vllm-python-)?py3", text))
         if "mountPath: /dev/shm" in text or "target: /dev/shm" in text:
             sharing[path.name] = [
                 argument
@@ -210,7 +210,7 @@ def test_triton_is_allowed_shared_memory_where_it_is_mounted_and_its_release_is_
                 if "triton" in json.dumps(container["image"])
                 for argument in [*container.get("args", []), *container.get("command", [])]
             ]
-    assert set().union(*found.values()) == {"26.09"}
+    assert set().union(*releases.values()) == {"26.09"}
     assert len(sharing) >= 3
     assert all("--allow-client-shm=true" in arguments for arguments in sharing.values()), sharing
 

@@ -61,7 +61,7 @@ def containers(node: Any) -> Iterator[dict[str, Any]]:
 
 def shipped() -> dict[str, list[dict[str, Any]]]:
     """The service's containers by file: in manifests, and in YAML of pages but the one about KServe's own flags."""
-    root, found = DEPLOY.parent, {}
+    root, by_file = DEPLOY.parent, {}
     for path in sorted([*DEPLOY.rglob("*.yaml"), *(root / "examples").rglob("*.yaml"), *(root / "docs").rglob("*.md")]):
         if path.name == "coming_from_kserve.md" or DEPLOY / "chart" in path.parents:  # test_chart.py has the chart
             continue
@@ -71,8 +71,8 @@ def shipped() -> dict[str, list[dict[str, Any]]]:
         )
         documents = [document for block in blocks for document in yaml.safe_load_all(block)]
         if services := [*containers(documents)]:
-            found[str(path.relative_to(root))] = services
-    return found
+            by_file[str(path.relative_to(root))] = services
+    return by_file
 
 
 def test_an_unknown_flag_ends_the_start_in_all_manifests() -> None:

@@ -19,7 +19,8 @@ import promql_parser
 import pytest
 import yaml
 
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.deploy.manifests import DEPLOY, documents, load
 from tests.integration.conftest import ROOT, Serve
 from tests.support.prometheus import Prometheus, absent
@@ -258,11 +259,11 @@ class AtWork:
     def targets(self) -> dict[str, dict[str, str]]:
         """The labels that Kubernetes gives these: each service in a pod, and Triton in that of the first."""
         first, second = self.services
-        place = {"job": "hf-transformer", "namespace": "default"}
+        labels = {"job": "hf-transformer", "namespace": "default"}
         return {
-            first: {**place, "pod": "hf-transformer-a"},
-            self.triton.metrics_address: {**place, "pod": "hf-transformer-a"},
-            second: {**place, "pod": "hf-transformer-b"},
+            first: {**labels, "pod": "hf-transformer-a"},
+            self.triton.metrics_address: {**labels, "pod": "hf-transformer-a"},
+            second: {**labels, "pod": "hf-transformer-b"},
         }
 
     @property
@@ -293,7 +294,7 @@ def series(at_work: AtWork, serve: Serve, repository: Path) -> dict[str, dict[st
     assert failing.post({"instances": [TEXT]}).status_code == 502
     busy = serve("fault_slow", "v2", "--max_concurrent_requests=1")
     answer_and_refuse(busy, {"instances": [TEXT]}, repository)
-    found = dict(ELSEWHERE)
+    by_name = dict(ELSEWHERE)
     others = [service.url.removeprefix("http://") for service in (busy, failing)]
     for address in [*at_work.targets, *others]:
         for name, metric in shown_by(at_work.metrics(address)).items():
@@ -303,10 +304,10 @@ def series(at_work: AtWork, serve: Serve, repository: Path) -> dict[str, dict[st
             else:
                 new = {name: metric.labels}
             for each, labels in new.items():
-                before = found.get(each, {})
-                found[each] = {label: before.get(label, set()) | values for label, values in labels.items()} or before
+                before = by_name.get(each, {})
+                by_name[each] = {label: before.get(label, set()) | values for label, values in labels.items()} or before
     # A recorded series has the labels that it was summed by, which the rules' own test checks.
-    return found | {rule["record"]: {"model_name": {""}} for rule in rules() if "record" in rule}
+    return by_name | {rule["record"]: {"model_name": {""}} for rule in rules() if "record" in rule}
 
 
 def check_query(query: Query, series: dict[str, dict[str, set[str]]]) -> None:

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import FittedBinding, ModelBinding, fit_task, load_model, predictor_settings
+from hf_transformer.app.loading import load_model
+from hf_transformer.app.pipelines import FittedBinding, ModelBinding, fit_task
+from hf_transformer.app.settings import predictor_settings
 from hf_transformer.commands import cli
 from hf_transformer.commands.doctor import command, inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice

@@ -69,12 +69,12 @@ def test_each_model_has_a_report_and_each_predictor_is_examined_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with triton_without_models() as (address, requests):
-        one, two, three = (
+        first, two, three = (
             entry("one"),
             entry("two", tmp_path / "none", task="fill_mask"),
             entry("three", predictor_model="another", predictor_host=NOBODY),
         )
-        flags = [write(tmp_path, one, two, three, {**one, "model_name": "four"}), f"--predictor_host={address}"]
+        flags = [write(tmp_path, first, two, three, {**first, "model_name": "four"}), f"--predictor_host={address}"]
         assert command.run([*flags, "--no_such_flag=1"], {}) == 2
     printed = capsys.readouterr()
     assert requests["/v2"] == 1 and requests["/v2/health/ready"] == 1
@@ -179,11 +179,11 @@ async def test_a_check_of_the_predictor_holds_for_its_later_models(status: Any, 
         again.append(subject.config.model_name)
 
     checks, known = [Check("a", run, again=prepare), Check("b", run, ("a",))], dict[str, Any]()
-    found = [
+    reports = [
         [finding async for finding in examine(subject(known, f"--model_name={name}"), checks)]
         for name in ("one", "two")
     ]
-    assert [[(one.name, one.status, one.repeated) for one in findings] for findings in found] == [
+    assert [[(one.name, one.status, one.repeated) for one in findings] for findings in reports] == [
         [("a", status, repeated), ("b", "skipped" if status == "failed" else status, False)]
         for repeated in (False, True)
     ]

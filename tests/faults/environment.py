@@ -15,8 +15,10 @@ from typing import Any, Literal, NamedTuple, Self
 import httpx
 import psutil
 
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, poll, session_members
-from hf_transformer.predictor.shared_memory import PREFIX
+from hf_transformer.commands.child_process import poll, session_members
+from hf_transformer.commands.local_triton import SHARED_MEMORY, LocalTriton
+from hf_transformer.commands.loopback import HOST
+from hf_transformer.predictor.region_files import PREFIX
 from tests.faults.load import TIMEOUT, Load
 from tests.faults.texts import MODEL, Text
 from tests.support.service import Service
@@ -135,7 +137,7 @@ def members(pid: int, program: str) -> list[int]:
 
 
 def use_of(service: Service) -> Use:
-    """What the process of a service without workers holds at present."""
+    """The present resources of a service without workers."""
     process = psutil.Process(service.process.pid)
     return Use(process.num_fds(), process.num_threads())
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hf_transformer.commands.local_triton import SHARED_MEMORY, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.local_triton import SHARED_MEMORY
 from tests.faults.environment import FaultEnvironment, workers_of
 from tests.faults.load import Load
 from tests.faults.private_namespace import hosts_file

@@ -16,7 +16,7 @@ import grpc
 import orjson
 import uvloop
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.faults.records import Kind, Record
 from tests.faults.texts import MODEL, Text

@@ -47,7 +47,7 @@ def enter(arguments: Sequence[str]) -> None:
 
 
 def hosts_file() -> Path:
-    """What stands in for /etc/hosts."""
+    """The file in place of /etc/hosts."""
     return Path(os.environ[MARK]) / "hosts"
 
 

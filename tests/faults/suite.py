@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import httpx
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from hf_transformer.errors import LoadError
 from tests.faults.environment import REGION_BYTES, FaultEnvironment, Use, regions, settle, use_of
 from tests.faults.faults import Fault, Scene
@@ -146,12 +146,12 @@ class Suite:
         code = self._environment.triton.child.exit_code
         if code is None:
             return []
-        said = self._environment.triton.child.output()[-2000:]
+        output = self._environment.triton.child.output()[-2000:]
         self._environment.triton.restart()
         if self._shared is not None:  # or the next fault would see the service find out about this one
             service, text = self._shared, self._environment.texts[0].text
             poll(lambda: service.post({"instances": [text]}).status_code == 200, RECOVERY_SECONDS)
-        return [f"Triton has ended by itself with {code}, and said last: {said}"]
+        return [f"Triton has ended by itself with {code}, and said last: {output}"]
 
     def _service(self, fault: Fault) -> Service:
         if fault.flags is not None:
@@ -248,7 +248,7 @@ def drain(environment: FaultEnvironment, *flags: str) -> Result:
     load.start()
     try:
         load.wait_for(UNDER_WAY, HOLD_SECONDS)
-        told = time.monotonic()
+        signalled = time.monotonic()
         service.begin_stop()
         if not service.process.wait(END_SECONDS):
             problems.append(f"it did not end within {END_SECONDS:g} s")
@@ -256,8 +256,8 @@ def drain(environment: FaultEnvironment, *flags: str) -> Result:
         records = load.end()
         environment.control()
     problems += end(service)
-    accepted = [one for one in records if one.sent < told - ACCEPTED_SECONDS]
-    if not any(one.ended > told for one in accepted):
+    accepted = [one for one in records if one.sent < signalled - ACCEPTED_SECONDS]
+    if not any(one.ended > signalled for one in accepted):
         problems.append("no request was under way at the signal")
     for kind, wrong in (
         ("accepted and not answered", [one for one in accepted if one.kind not in ("right", "left", "own deadline")]),

@@ -62,7 +62,7 @@ def test_the_load_reports_answers_of_another_version_as_wrong(environment: Fault
 
 
 def test_a_triton_that_ends_by_itself(model_folder: Path, texts: list[Text]) -> None:
-    """Where a fault may do that, it is done again to the next one; elsewhere it is told.
+    """A fault that may end Triton is repeated with the next one; any other end is reported.
 
     Without shared memory, for which each fault would wait ten seconds, under load.
     """

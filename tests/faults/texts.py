@@ -32,7 +32,7 @@ class Text:
 
 
 def write_model_folder(target: Path) -> None:
-    """What --model_dir needs: the tokenizer of the tests' classifiers, and a config.json with 16 labels."""
+    """The files of --model_dir: the tokenizer of the tests' classifiers, and a config.json with 16 labels."""
     source = task_model_folder("sentiment")
     target.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):

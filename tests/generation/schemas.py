@@ -57,7 +57,7 @@ def item_object(chance: random.Random, depth: int) -> dict[str, Any]:
 
 
 def ordinary(count: int) -> list[dict[str, Any]]:
-    """So many different schemas of objects, the same ones each time."""
+    """``count`` different schemas of objects, the same ones each time."""
     made = []
     for number in range(count):
         chance = random.Random(number)

@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import LoadedGenerativeModel, PipelineBuilder, load_model, scheduler_settings
+from hf_transformer.app.loading import LoadedGenerativeModel, load_model
+from hf_transformer.app.pipelines import PipelineBuilder
+from hf_transformer.app.settings import scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import MAX_STEP_OUTPUT_BYTES
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.build import choose_interface, generator_settings, make_generator
-from hf_transformer.generation.logits import LogitsGenerator, LogitsSequence, StepBatchBuilder
+from hf_transformer.generation.logits import LogitsGenerator
+from hf_transformer.generation.logits_batch import StepBatchBuilder
+from hf_transformer.generation.logits_sequence import LogitsSequence
 from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GeneratorSettings, Prompt, Sampling

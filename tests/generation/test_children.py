@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from hf_transformer.errors import TooLarge, TooManyRequests, Unavailable
 from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.constraint import Constraint

@@ -14,7 +14,7 @@ import pytest
 
 from hf_transformer.core.scheduler import ConcurrencyLimit
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable, TooLarge
-from hf_transformer.generation import logits
+from hf_transformer.generation import logits_sequence
 from hf_transformer.generation.cache import Cache, CacheBudget
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.sampling import TokenSampler
@@ -377,7 +377,7 @@ async def test_every_end_of_a_sequence_frees_its_cache_budget(monkeypatch: pytes
         await text.aclose()  # while the next sequence waits
         assert len((await waiting[1])[0]) == 40 and caches.held == 0
         with monkeypatch.context() as patched:
-            patched.setattr(logits, "Cache", lambda *_: 1 // 0)
+            patched.setattr(logits_sequence, "Cache", lambda *_: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 await write(made, (3,), ENDLESS)
         assert caches.held == 0
@@ -422,7 +422,7 @@ async def test_caches_are_freed_without_the_garbage_collector(monkeypatch: pytes
             super().__init__(*arguments)
             caches.append(weakref.ref(self))
 
-    monkeypatch.setattr(logits, "Cache", Watched)
+    monkeypatch.setattr(logits_sequence, "Cache", Watched)
     async with generator(VARIANTS["cache"]) as (made, predictor):
         gc.collect()
         gc.disable()

@@ -221,12 +221,12 @@ async def test_nan_is_an_error_of_the_predictor(constrained: Callable[..., Const
 async def test_what_does_not_compile_is_refused_with_the_reason(
     constrained: Callable[..., Constrained], kind: Any, source: Any, reason: str
 ) -> None:
-    found, names = constrained(), {"constraint": "structured_outputs"}
+    generator, names = constrained(), {"constraint": "structured_outputs"}
     with pytest.raises(InvalidInput) as caught:
-        await found.steps(Constraint.of(kind, source), names=names)
+        await generator.steps(Constraint.of(kind, source), names=names)
     assert caught.value.path == ("parameters", "structured_outputs")
     assert reason in caught.value.hint.lower(), caught.value.hint
-    assert not found.predictor.calls
+    assert not generator.predictor.calls
 
 
 def tool(answer: Any = None) -> Constraint:
@@ -238,15 +238,15 @@ def tool(answer: Any = None) -> Constraint:
 async def test_calls_of_tools_or_an_answer(constrained: Callable[..., Constrained]) -> None:
     _, end = call_text("add")
     calls = {f'{call_text(name)[0]}{{"n": {n}}}{end}' for name in ("add", "other") for n in (1, 2)}
-    found = set()
+    answered = set()
     for seed in range(12):
         text, finish = await constrained(seed=seed).said(tool({"const": "no"}), seed=seed, max_tokens=100)
         text = re.sub(r"\s", "", text)
-        found.add(text.startswith('"no'))
+        answered.add(text.startswith('"no'))
         allowed = {'"no"', *(re.sub(r"\s", "", call) for call in calls)}
         written = text.replace("</tool_call><", "</tool_call>\0<").split("\0")
         assert finish != "stop" or set(written) <= allowed
-    assert found == {True, False}
+    assert answered == {True, False}
 
 
 async def test_free_text_with_a_call(constrained: Callable[..., Constrained]) -> None:

@@ -74,12 +74,12 @@ async def test_scores_do_not_depend_on_the_neighbours_in_a_batch(name: str) -> N
     variant = VARIANTS[name]
     async with generator(variant) as (made, predictor):
         prompts = [Prompt("", ids) for ids in PROMPTS]
-        others = [made.generate(Prompt("", ids), GREEDY, Context("id", {})) for ids in PROMPTS[:3]]
+        neighbours = [made.generate(Prompt("", ids), GREEDY, Context("id", {})) for ids in PROMPTS[:3]]
 
         async def read(steps: Any) -> list[Step]:
             return [step async for step in steps]
 
-        found = await asyncio.gather(*(steps_of(made, prompt) for prompt in prompts), *map(read, others))
+        found = await asyncio.gather(*(steps_of(made, prompt) for prompt in prompts), *map(read, neighbours))
         shared = max(predictor.rows) if variant.max_batch_size else 1
         assert shared > 1 or not variant.max_batch_size
     for prompt, steps in zip(prompts, found, strict=False):
@@ -106,13 +106,15 @@ async def test_one_pass_scores_a_prompt(name: str, max_tokens: int) -> None:
 async def test_all_texts_of_a_prompt_share_one_pass_and_its_scores(name: str, max_tokens: int) -> None:
     async with generator(VARIANTS[name]) as (made, predictor):
         prompt = Prompt("", PROMPTS[1])
-        how = [Sampling(seed=seed, max_tokens=max_tokens, prompt_logprobs=0, ignore_eos=True) for seed in range(4)]
-        found = await asyncio.gather(*(steps_of(made, prompt, one) for one in how))
+        samplings = [
+            Sampling(seed=seed, max_tokens=max_tokens, prompt_logprobs=0, ignore_eos=True) for seed in range(4)
+        ]
+        found = await asyncio.gather(*(steps_of(made, prompt, one) for one in samplings))
         assert predictor.rows[0] == 1 and len(predictor.calls) == max(max_tokens, 1)
         assert [sum(len(step.ids) for step in steps) for steps in found] == [max_tokens] * 4
         assert_scores(prompt, 0)
         scores = prompt.scores
-        await steps_of(made, prompt, how[0])
+        await steps_of(made, prompt, samplings[0])
         assert prompt.scores is scores
 
 
@@ -251,14 +253,14 @@ async def test_new_tokens_follow_those_of_the_echoed_prompt(
     new, end = harness.ids(" paris."), harness.tokenizer.token_to_id("<|endoftext|>")
     assert end is not None
     script = ScriptedGenerator(lambda prompt, _: scored(prompt, new, end), supported_fields=["prompt_logprobs"])
-    first, *others = await harness.read(
+    first, *following = await harness.read(
         script, asking("A text of", echo=True, logprobs=0, prompt_logprobs=0, stop=stop)
     )
     assert first.text.startswith("A text of")
     assert [token.id for token in first.prompt_tokens] == list(harness.ids("A text of"))
-    assert first.prompt_tokens[0].logprob is None and not any(piece.prompt_tokens for piece in others)
-    whole = first.text + "".join(piece.text for piece in others)
-    tokens = [token for piece in (first, *others) for token in piece.tokens]
+    assert first.prompt_tokens[0].logprob is None and not any(piece.prompt_tokens for piece in following)
+    whole = first.text + "".join(piece.text for piece in following)
+    tokens = [token for piece in (first, *following) for token in piece.tokens]
     assert whole == f"A text of{text}" and tokens[0].offset == len("A text of")
     assert (tokens[-1].logprob, tokens[-1].text, tokens[-1].offset) == last
 

@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 from hf_transformer.errors import PredictorError, TooLarge
 from hf_transformer.generation.sampling import (
     DRAW_BLOCK,
-    MAX_STOP_LENGTH,
     PARTIAL_SORT_SIZE,
     TokenSampler,
     candidates,
     draw,
-    read_sampling,
 )
+from hf_transformer.generation.task import FORM
 from hf_transformer.generation.types import Sampling
-from hf_transformer.tasks.base import GenerationSettings
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.tensors import Array
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "logits_processors.json").read_text())
@@ -209,9 +206,6 @@ def test_a_nucleus_with_exactly_top_p_has_no_further_token(top_p: float, count: 
 
 
 def test_a_stop_string_may_be_as_long_as_the_limit() -> None:
-    def stop(text: str) -> tuple[str, ...]:
-        return read_sampling(Parameters({"stop": text}, ["stop"]), GenerationSettings(), 9, tokens=None).stop
-
-    assert stop("a" * MAX_STOP_LENGTH) == ("a" * MAX_STOP_LENGTH,)
+    assert FORM.read({"stop": "a" * 1000}).stop == "a" * 1000
     with pytest.raises(TooLarge, match=r"^parameters\.stop: "):
-        stop("a" * (MAX_STOP_LENGTH + 1))
+        FORM.read({"stop": "a" * 1001}, path=("parameters",))

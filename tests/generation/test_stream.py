@@ -402,11 +402,11 @@ async def test_times_between_tokens_add_up_to_the_time_after_the_first(harness: 
     metrics = Metrics()
     script = [*[Step(ids=(token,)) for token in (5, 6, 7)], Step(ids=(8,), finish="stop")]
     await harness.read(ScriptedGenerator(lambda *_: script), asking(), metrics=metrics.of("m"))
-    shown = metrics.render().decode()
+    page = metrics.render().decode()
 
     def seconds(name: str) -> float:
-        [value] = re.findall(rf'^hf_transformer_{name}_seconds_sum{{model_name="m"}} (.*)$', shown, re.MULTILINE)
+        [value] = re.findall(rf'^hf_transformer_{name}_seconds_sum{{model_name="m"}} (.*)$', page, re.MULTILINE)
         return float(value)
 
-    assert 'hf_transformer_inter_token_seconds_count{model_name="m"} 3.0' in shown
+    assert 'hf_transformer_inter_token_seconds_count{model_name="m"} 3.0' in page
     assert 0 < seconds("inter_token") == pytest.approx(3 * seconds("time_per_output_token"))

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.grpc_client import request, stub
 from tests.support.service import Service
@@ -94,36 +94,41 @@ def _reranking(model: str) -> Iterator[Route]:
 
 def routes() -> list[Route]:
     """All POST routes that need a model, and the GET routes that describe one or say that it is ready."""
-    found = [*_generation("gpt2"), *_embedding("minibert_mean"), *_reranking("cross")]
-    found += _named("sentiment", "/predict", "/", "/invocations", inputs="The hotel was wonderful.")
-    found += _named("sentiment", "/vertex", instances=[{"inputs": "The hotel was wonderful."}])
-    found += _named("sentiment", "/classify", "/v1/classify", input="The hotel was wonderful.")
-    found += _named("minibert_mean", "/tokenize", asks=False, inputs="x")
-    found += _named("gpt2", "/tokenize", asks=False, prompt="x")
-    found += _named("gpt2", "/v1/completions/render", asks=False, prompt="x")
-    found += _named("gpt2", "/v1/chat/completions/render", asks=False, messages=CHAT)
-    found += _named("minibert_mean", "/decode", asks=False, ids=[5, 6])
-    found += _named("minibert_mean", "/detokenize", asks=False, tokens=[5, 6])
+    cold_routes = [*_generation("gpt2"), *_embedding("minibert_mean"), *_reranking("cross")]
+    cold_routes += _named("sentiment", "/predict", "/", "/invocations", inputs="The hotel was wonderful.")
+    cold_routes += _named("sentiment", "/vertex", instances=[{"inputs": "The hotel was wonderful."}])
+    cold_routes += _named("sentiment", "/classify", "/v1/classify", input="The hotel was wonderful.")
+    cold_routes += _named("minibert_mean", "/tokenize", asks=False, inputs="x")
+    cold_routes += _named("gpt2", "/tokenize", asks=False, prompt="x")
+    cold_routes += _named("gpt2", "/v1/completions/render", asks=False, prompt="x")
+    cold_routes += _named("gpt2", "/v1/chat/completions/render", asks=False, messages=CHAT)
+    cold_routes += _named("minibert_mean", "/decode", asks=False, ids=[5, 6])
+    cold_routes += _named("minibert_mean", "/detokenize", asks=False, tokens=[5, 6])
     for model, instance in V1_INSTANCES.items():
         v1, v2 = f"/v1/models/{model}", f"/v2/models/{model}"
-        found.append(Route(f"{v1}:predict", {"instances": [instance]}, model))
-        found.append(Route(f"{v1}:tokenize", {"instances": ["x"]}, model, asks=False))
-        found.append(Route(f"{v1}:detokenize", {"instances": [[5, 6]]}, model, asks=False))
-        found += [Route(path, None, model, asks=False) for path in (f"{v1}/info", f"/info?model={model}")]
+        cold_routes.append(Route(f"{v1}:predict", {"instances": [instance]}, model))
+        cold_routes.append(Route(f"{v1}:tokenize", {"instances": ["x"]}, model, asks=False))
+        cold_routes.append(Route(f"{v1}:detokenize", {"instances": [[5, 6]]}, model, asks=False))
+        cold_routes += [Route(path, None, model, asks=False) for path in (f"{v1}/info", f"/info?model={model}")]
         for base in (v2, f"{v2}/versions/1"):
-            found += [Route(f"{base}{end}", None, model, asks=False) for end in ("", "/config", "/stats", "/ready")]
-        found.append(Route(v1, None, model, asks=False))
+            cold_routes += [
+                Route(f"{base}{end}", None, model, asks=False) for end in ("", "/config", "/stats", "/ready")
+            ]
+        cold_routes.append(Route(v1, None, model, asks=False))
     text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["The capital of france is [MASK]."]}
-    found += [Route(f"/v2/models/bert{end}/infer", {"inputs": [text]}, "bert") for end in ("", "/versions/1")]
+    cold_routes += [Route(f"/v2/models/bert{end}/infer", {"inputs": [text]}, "bert") for end in ("", "/versions/1")]
     for path in ("/generate", "/generate_stream"):
-        found.append(Route(f"/v2/models/gpt2/versions/1{path}", {"text_input": "Hi"}, "gpt2"))
-    return [*found, *[Route(path, asks=False) for path in ("/health", "/ping", "/openai/health", "/v2/health/ready")]]
+        cold_routes.append(Route(f"/v2/models/gpt2/versions/1{path}", {"text_input": "Hi"}, "gpt2"))
+    return [
+        *cold_routes,
+        *[Route(path, asks=False) for path in ("/health", "/ping", "/openai/health", "/v2/health/ready")],
+    ]
 
 
 def grpc_answers(service: Service) -> dict[str, grpc.StatusCode]:
     """The status of each gRPC method that needs the model ``bert``. ModelStreamInfer has its error in a message."""
     text = request("bert", {"text": ["The capital of france is [MASK]."]})
-    found = {}
+    statuses = {}
     with stub(service) as calls:
         methods: dict[str, Callable[[], Any]] = {
             "ModelInfer": partial(calls.ModelInfer, text),
@@ -136,17 +141,17 @@ def grpc_answers(service: Service) -> dict[str, grpc.StatusCode]:
             try:
                 answer = json_format.MessageToDict(call())
                 failed = "error_message" in str(answer) or "errorMessage" in answer
-                found[name] = grpc.StatusCode.UNAVAILABLE if failed else grpc.StatusCode.OK
+                statuses[name] = grpc.StatusCode.UNAVAILABLE if failed else grpc.StatusCode.OK
             except grpc.RpcError as error:
                 failure: Any = error
-                found[name] = failure.code()
+                statuses[name] = failure.code()
                 assert failure.code() is not grpc.StatusCode.UNAVAILABLE or dict(failure.trailing_metadata()).get(
                     "retry-after"
                 ), name
         ready = calls.ModelReady(pb.ModelReadyRequest(name="bert")).ready
         assert calls.ServerReady(pb.ServerReadyRequest()).ready <= ready
-        found["ModelReady"] = grpc.StatusCode.OK if ready else grpc.StatusCode.UNAVAILABLE
-    return found
+        statuses["ModelReady"] = grpc.StatusCode.OK if ready else grpc.StatusCode.UNAVAILABLE
+    return statuses
 
 
 # Predictors without the model

@@ -81,7 +81,7 @@ async def events(response: httpx.Response) -> AsyncIterator[Any]:
 
 
 async def side_by_side(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:
-    """What ``ask`` gives for each item, so many at a time."""
+    """The results of ``ask`` for each item, with a limited number of calls at a time."""
     places = asyncio.Semaphore(at_once)
 
     async def one(item: Any) -> Any:
@@ -92,9 +92,9 @@ async def side_by_side(ask: Callable[[Any], Awaitable[Any]], items: Iterable[Any
 
 
 def generations(triton: LocalTriton, model: str) -> dict[str, int]:
-    """What Triton's metrics say of a test model: started, finished, cancelled and running."""
+    """Counts of Triton's metrics for a test model: started, finished, cancelled and running."""
     text = httpx.get(f"http://{triton.metrics_address}/metrics", trust_env=False, verify=False).text
-    found = {
+    counts = {
         state: int(float(value))
         for state, value in re.findall(
             rf'^test_generations{{model="{model}",state="(\w+)"}} (\S+)$', text, re.MULTILINE
@@ -102,7 +102,7 @@ def generations(triton: LocalTriton, model: str) -> dict[str, int]:
     }
     running = re.search(rf'^test_generations_running{{model="{model}"}} (\S+)$', text, re.MULTILINE)
     assert running is not None
-    return found | {"running": int(float(running[1]))}
+    return counts | {"running": int(float(running[1]))}
 
 
 def executions(triton: LocalTriton, model: str) -> int:

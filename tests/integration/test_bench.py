@@ -115,14 +115,14 @@ def test_a_sweep_tries_settings_of_service_and_model(
 
     monkeypatch.setattr(Setup, "settings", settings)
     page = tmp_path / "report.html"
-    found = printed(capsys, "--sweep", f"--report={page}")
-    assert len(rows(found, "connections  requests/s")) == 2
-    trials = re.findall(r"^\[[#.]+\] +(\S+)  (.*)$", found, re.MULTILINE)
+    output = printed(capsys, "--sweep", f"--report={page}")
+    assert len(rows(output, "connections  requests/s")) == 2
+    trials = re.findall(r"^\[[#.]+\] +(\S+)  (.*)$", output, re.MULTILINE)
     assert [name for _, name in trials][:3] == ["as configured", "no dynamic_batching", "as configured"]
     # A flag that the service refuses, and one that the model, which takes no attention mask, does not fit.
     assert [rate == "fails" for rate, _ in trials][:7] == [False, False, False, True, False, True, False]
     assert {name for _, name in trials[:7:2]} == {"as configured"}, "again after each trial"
-    assert re.search(r"^(Use|Keep) .*noise ±\d+% in \d+ runs of the current settings.*\)\.$", found, re.MULTILINE)
+    assert re.search(r"^(Use|Keep) .*noise ±\d+% in \d+ runs of the current settings.*\)\.$", output, re.MULTILINE)
     for part in ("Settings tried", "expected an integer of 1 or more", "does not fit the service"):
         assert part in page.read_text()
     # Without the values that it has.

@@ -21,7 +21,10 @@ from urllib.error import URLError
 
 import pytest
 
-from hf_transformer.commands.local_triton import SHARED_MEMORY, ChildProcess, find_triton, reserved_ports
+from hf_transformer.commands.child_process import ChildProcess
+from hf_transformer.commands.local_triton import SHARED_MEMORY
+from hf_transformer.commands.loopback import reserved_ports
+from hf_transformer.commands.triton_installation import find_triton
 from tests.integration.server.processes import new_certificate
 from tests.support.chart import Rendered, render
 from tests.support.triton_environment import triton_environment

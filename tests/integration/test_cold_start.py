@@ -13,8 +13,9 @@ import grpc
 import httpx
 import pytest
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.demo import default_model_repository, entry
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.cold import MODELS, Route, answering, grpc_answers, refusing, routes, silent
 from tests.integration.conftest import OPTIONS
 from tests.support.service import Service
@@ -41,11 +42,11 @@ def service_for(folder: Path, address: str, protocol: str, *flags: str, models: 
     """A service of all models; or of the embedding model alone, without --models."""
     entries = [entry(task, REPOSITORY) for task in MODELS.values()]
     (folder / "models.json").write_text(json.dumps(entries))
-    own = [f"--models={folder / 'models.json'}"]
+    of_models = [f"--models={folder / 'models.json'}"]
     if not models:
-        own = ["--model_name=minibert_mean", f"--model_dir={REPOSITORY / 'minibert_mean'}"]
+        of_models = ["--model_name=minibert_mean", f"--model_dir={REPOSITORY / 'minibert_mean'}"]
     more = (f"--predictor_host={address}", f"--predictor_protocol={protocol}", *flags)
-    with Service(*own, *more) as service:
+    with Service(*of_models, *more) as service:
         yield service.wait_until("/")
 
 
@@ -137,7 +138,7 @@ def test_a_predictor_without_its_models_gets_them_goes_away_and_comes_back(
 
 
 def check_away(service: Service, ready: dict[str, int]) -> None:
-    """What was answered is 503 with Retry-After if the predictor is needed, and as before if only the tokenizer is."""
+    """Answers are 503 with Retry-After if the predictor is needed, and as before if only the tokenizer is."""
     service.wait_until("/v2/health/ready", 503)
     wrong = []
     for route in ROUTES:

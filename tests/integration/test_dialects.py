@@ -48,14 +48,16 @@ def test_cohere_s_embed_gives_each_type_from_one_pass(serve: Serve) -> None:
     before = service.metric('hf_transformer_batch_instances_sum{model_name="minibert_mean"}')
     whole = answer(service, "/v2/embed", body | {"embedding_types": types})
     assert service.metric('hf_transformer_batch_instances_sum{model_name="minibert_mean"}') - before == len(TEXTS)
-    found = whole["embeddings"]
-    assert list(found) == types and whole["response_type"] == "embeddings_by_type"
-    assert close(found["float"], floats)
-    assert np.array_equal([unbase64(one, "<f4") for one in found["base64"]], np.float32(found["float"]))
-    assert found["ubinary"] == np.packbits(np.array(found["float"]) >= 0, axis=1).tolist()
-    assert found["binary"] == (np.array(found["ubinary"]) - 128).tolist()
-    assert found["int8"] == (np.array(found["uint8"]) - 128).tolist()
-    assert found["uint8"] == service.predict(TEXTS, {"input_type": "query", "precision": "uint8"})
+    embeddings_by_type = whole["embeddings"]
+    assert list(embeddings_by_type) == types and whole["response_type"] == "embeddings_by_type"
+    assert close(embeddings_by_type["float"], floats)
+    assert np.array_equal(
+        [unbase64(one, "<f4") for one in embeddings_by_type["base64"]], np.float32(embeddings_by_type["float"])
+    )
+    assert embeddings_by_type["ubinary"] == np.packbits(np.array(embeddings_by_type["float"]) >= 0, axis=1).tolist()
+    assert embeddings_by_type["binary"] == (np.array(embeddings_by_type["ubinary"]) - 128).tolist()
+    assert embeddings_by_type["int8"] == (np.array(embeddings_by_type["uint8"]) - 128).tolist()
+    assert embeddings_by_type["uint8"] == service.predict(TEXTS, {"input_type": "query", "precision": "uint8"})
     assert whole["texts"] == TEXTS and whole["meta"]["api_version"] == {"version": "2"}
     assert list(answer(service, "/v2/embed", body)["embeddings"]) == ["float"]
 
@@ -119,12 +121,12 @@ def test_cohere_s_rerank(serve: Serve) -> None:
     service = serve("cross")
     [expected] = service.predict([{"query": QUERY, "texts": DOCUMENTS}])
     body = {"model": "cross", "query": QUERY, "documents": DOCUMENTS}
-    found = answer(service, "/v2/rerank", body)
-    assert [(one["index"], one["relevance_score"]) for one in found["results"]] == [
+    ranked = answer(service, "/v2/rerank", body)
+    assert [(one["index"], one["relevance_score"]) for one in ranked["results"]] == [
         (one["index"], one["score"]) for one in expected
     ]
-    assert all(one.keys() == {"index", "relevance_score"} for one in found["results"])
-    assert found["meta"]["billed_units"] == {"search_units": 1}
+    assert all(one.keys() == {"index", "relevance_score"} for one in ranked["results"])
+    assert ranked["meta"]["billed_units"] == {"search_units": 1}
     assert len(answer(service, "/v2/rerank", body | {"top_n": 1})["results"]) == 1
     long = body | {"documents": ["They cook dinner together. " + LONG, LONG]}
     [cut] = service.predict(
@@ -139,8 +141,8 @@ def test_cohere_s_rerank(serve: Serve) -> None:
         [one["relevance_score"] for one in answer(service, "/v2/rerank", long)["results"]],
     )
     documents = [{"text": text, "number": number} for number, text in enumerate(DOCUMENTS)]
-    found = answer(service, "/v1/rerank", body | {"documents": documents, "return_documents": True})["results"]
-    assert [one["document"] for one in found] == [documents[one["index"]] for one in expected]
+    ranked = answer(service, "/v1/rerank", body | {"documents": documents, "return_documents": True})["results"]
+    assert [one["document"] for one in ranked] == [documents[one["index"]] for one in expected]
     error = answer(service, "/v2/rerank", body | {"documents": ["a", 1]}, 400)
     assert error == {"message": 'documents[1]: expected a string or {"text": string}, got a number'}
 
@@ -152,12 +154,12 @@ def test_cohere_s_number_of_chunks_is_a_bound_with_or_without_windows(serve: Ser
         (("--on_overflow=window", "--max_model_len=24"), None),
     ):
         service = serve("cross", "v2", *flags)
-        found = service.client.post("/v1/rerank", json=body | {"max_chunks_per_doc": 1})
-        assert (found.status_code, found.headers.get("x-ignored-parameters")) == (200, ignored), found.text
+        response = service.client.post("/v1/rerank", json=body | {"max_chunks_per_doc": 1})
+        assert (response.status_code, response.headers.get("x-ignored-parameters")) == (200, ignored), response.text
         meta = {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}}
-        assert found.json()["meta"].items() >= meta.items()
+        assert response.json()["meta"].items() >= meta.items()
         every = answer(service, "/v1/rerank", body)["results"]
-        assert (found.json()["results"] == every) is (ignored is not None)
+        assert (response.json()["results"] == every) is (ignored is not None)
         error = answer(service, "/v1/rerank", body | {"max_chunks_per_doc": 0}, 400)
         assert error["message"] == "max_chunks_per_doc: expected 1 or more, got 0"
     error = answer(service, "/v1/rerank", body | {"max_chunks_per_doc": 1, "truncation": True}, 400)
@@ -207,15 +209,15 @@ def test_embeddings_read_the_fields_of_jina_voyage_and_nim(serve: Serve) -> None
         ({"input": [{"text": one} for one in TEXTS]}, {}),
     ]
     for fields, meant in asked:
-        found = embeddings(service, {"model": "minibert_mean", "input": TEXTS} | fields)
-        assert close(found, service.predict(TEXTS, meant)), fields
+        vectors = embeddings(service, {"model": "minibert_mean", "input": TEXTS} | fields)
+        assert close(vectors, service.predict(TEXTS, meant)), fields
     for fields, meant in (
         ({"truncate": "START"}, {"truncation_side": "left"}),
         ({"truncate_prompt_tokens": 9, "truncation_side": "left"}, {"truncation_side": "left", "max_tokens": 9}),
         ({"truncate_prompt_tokens": -1}, {"truncation": True}),
     ):
-        found = embeddings(service, {"input": LONG + "dinner"} | fields)
-        assert close(found, service.predict([LONG + "dinner"], meant)), fields
+        vectors = embeddings(service, {"input": LONG + "dinner"} | fields)
+        assert close(vectors, service.predict([LONG + "dinner"], meant)), fields
     coded = embeddings(service, {"input": TEXTS, "output_dtype": "uint8", "encoding_format": "base64"})
     assert [unbase64(one, np.uint8) for one in coded] == service.predict(TEXTS, {"precision": "uint8"})
     [jina] = embeddings(service, {"input": TEXTS[:1], "embedding_type": "base64"})
@@ -258,13 +260,13 @@ def test_vectors_of_tokens_of_jina_and_vllm_and_representations(serve: Serve) ->
     expected = service.predict(TEXTS, {"representations": ["dense", "sparse", "multi_vector"]})
     body = {"model": "m3", "input": TEXTS}
     found = embeddings(service, body | {"representations": ["dense", "sparse", "multi_vector"]})
-    for one, other in zip(found, expected, strict=True):
-        assert close(one["dense"], other["dense"]) and one["sparse"] == other["sparse"]
+    for one, wanted in zip(found, expected, strict=True):
+        assert close(one["dense"], wanted["dense"]) and one["sparse"] == wanted["sparse"]
     tokens = answer(service, "/v1/multi-vector", body | {"input_type": "document"})["data"]
     pooled = answer(service, "/pooling", body | {"task": "token_embed"})["data"]
-    for index, other in enumerate(expected):
-        assert close(tokens[index]["embeddings"], other["multi_vector"])
-        assert close(pooled[index]["data"], other["multi_vector"])
+    for index, wanted in enumerate(expected):
+        assert close(tokens[index]["embeddings"], wanted["multi_vector"])
+        assert close(pooled[index]["data"], wanted["multi_vector"])
     dense = answer(service, "/pooling", body)["data"]
     assert close([one["data"] for one in dense], [one["dense"] for one in expected])
 
@@ -327,11 +329,11 @@ def test_score_takes_one_to_several_or_pairs(serve: Serve) -> None:
     scores = [one["score"] for one in sorted(ranked, key=lambda one: one["index"])]
     for path in ("/score", "/v1/score"):
         for one, other in (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")):
-            found = answer(service, path, {"model": "cross", one: QUERY, other: DOCUMENTS})
-            assert [item["index"] for item in found["data"]] == [0, 1, 2]
-            assert close([item["score"] for item in found["data"]], scores)
+            scored = answer(service, path, {"model": "cross", one: QUERY, other: DOCUMENTS})
+            assert [item["index"] for item in scored["data"]] == [0, 1, 2]
+            assert close([item["score"] for item in scored["data"]], scores)
     pairs = answer(service, "/score", {"text_1": [QUERY] * 3, "text_2": DOCUMENTS})
-    assert close([item["score"] for item in pairs["data"]], scores) and pairs["usage"] == found["usage"]
+    assert close([item["score"] for item in pairs["data"]], scores) and pairs["usage"] == scored["usage"]
     assert close(answer(service, "/score", {"text_1": QUERY, "text_2": DOCUMENTS[1]})["data"][0]["score"], scores[1])
     logits = answer(service, "/score", {"text_1": QUERY, "text_2": DOCUMENTS, "use_activation": False})["data"]
     assert close([1 / (1 + exp(-item["score"])) for item in logits], scores)
@@ -417,15 +419,15 @@ def test_tokenize_and_detokenize(serve: Serve, model: str) -> None:
     service = serve(model)
     expected = service.client.post(f"/v1/models/{model}:tokenize", json={"instances": [TEXTS[0]]}).json()
     [tokens] = expected["predictions"]
-    found = answer(service, "/tokenize", {"prompt": TEXTS[0], "return_token_strs": True})
-    assert found == {
+    tokenized = answer(service, "/tokenize", {"prompt": TEXTS[0], "return_token_strs": True})
+    assert tokenized == {
         "count": tokens["count"],
         "max_model_len": tokens["max_length"],
         "tokens": tokens["ids"],
         "token_strs": tokens["tokens"],
     }
     bare = answer(service, "/tokenize", {"prompt": TEXTS[0], "add_special_tokens": False})
-    assert bare["token_strs"] is None and bare["count"] <= found["count"]
+    assert bare["token_strs"] is None and bare["count"] <= tokenized["count"]
     text = answer(service, "/detokenize", {"tokens": bare["tokens"]})
     assert text["prompt"].lower().replace(" ", "") == TEXTS[0].lower().replace(" ", "")
     for path, body, param in (

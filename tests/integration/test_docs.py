@@ -203,7 +203,7 @@ def validate(document: dict[str, Any], operation: dict[str, Any], response: http
 
 
 def bodies(response: httpx.Response, content_type: str) -> list[Any]:
-    """What the schema of the content type is about: the body, or each line or event of a stream."""
+    """The parts that the content type's schema describes: the body, or each line or event of a stream."""
     if content_type == "text/event-stream":
         events = response.text.strip().split("\n\n")
         return [dict(line.split(": ", 1) for line in event.split("\n")) for event in events]
@@ -304,11 +304,11 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
 def test_errors_are_as_the_document_describes_them(service: Service, document: dict[str, Any]) -> None:
     name = service.model
     for method, path, operation in calls(document):
-        other = re.sub(rf"/{name}\b", "/nobody", path)
-        if other != path:
-            response = service.client.request(method, other, json={})
+        unknown = re.sub(rf"/{name}\b", "/nobody", path)
+        if unknown != path:
+            response = service.client.request(method, unknown, json={})
             status = 400 if operation["operationId"] in CONTROL else 404
-            assert response.status_code == status, f"{method} {other}: {response.text}"
+            assert response.status_code == status, f"{method} {unknown}: {response.text}"
             validate(document, operation, response)
         if method == "post":
             response = service.client.post(path, content=b"{")
@@ -339,37 +339,37 @@ def test_a_model_that_is_no_string_is_refused(service: Service, document: dict[s
 def info(serve: Serve, model: str, *flags: str) -> dict[str, Any]:
     """Its examples, which are its own or those of /openapi.json, are requests."""
     service = serve(model, "v2", *flags)
-    found: dict[str, Any] = service.client.get(f"/v1/models/{model}/info").json()
-    for example in found["examples"]:
+    information: dict[str, Any] = service.client.get(f"/v1/models/{model}/info").json()
+    for example in information["examples"]:
         if "instances" in example["value"]:
             assert service.post(example["value"]).status_code == 200
-    return found
+    return information
 
 
 def test_info_about_entities_has_labels_and_forms(serve: Serve) -> None:
-    found = info(serve, "ner", "--aggregation_strategy=first", "--output_format=pipeline", "--max_instances=7")
-    assert found.items() >= {"name": "ner", "version": "1", "task": "token_classification", "max_length": 128}.items()
-    assert found["server"] == {"name": "hf_transformer", "version": hf_transformer.__version__}
-    assert found["labels"] == ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
+    content = info(serve, "ner", "--aggregation_strategy=first", "--output_format=pipeline", "--max_instances=7")
+    assert content.items() >= {"name": "ner", "version": "1", "task": "token_classification", "max_length": 128}.items()
+    assert content["server"] == {"name": "hf_transformer", "version": hf_transformer.__version__}
+    assert content["labels"] == ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
     forms = ("aggregation_strategy", "output_format", "on_overflow")
-    assert [found[form] for form in forms] == ["first", "pipeline", "truncate"]
-    assert found["limits"]["max_instances"] == 7
-    assert (found["protocols"]["v1"], found["protocols"]["openai"]) == ("/v1/models/ner:predict", [])
+    assert [content[form] for form in forms] == ["first", "pipeline", "truncate"]
+    assert content["limits"]["max_instances"] == 7
+    assert (content["protocols"]["v1"], content["protocols"]["openai"]) == ("/v1/models/ner:predict", [])
 
 
 def test_info_has_the_models_own_note_and_examples_that_fit_its_task(serve: Serve) -> None:
-    found = info(serve, "nli", "--task=zero_shot_classification", "--enable_docs_url")
-    assert found["note"].startswith("A toy model of 51 thousand parameters")
-    labels = [example["value"]["parameters"]["candidate_labels"] for example in found["examples"]]
+    information = info(serve, "nli", "--task=zero_shot_classification", "--enable_docs_url")
+    assert information["note"].startswith("A toy model of 51 thousand parameters")
+    labels = [example["value"]["parameters"]["candidate_labels"] for example in information["examples"]]
     assert labels == [
         ["politics", "sport", "cooking"],
         ["politics", "sport", "cooking"],
         ["cooking", "travel", "music"],
     ]
-    assert found["links"].items() >= {"health": "/v2/health/ready", "docs": "/docs"}.items()
+    assert information["links"].items() >= {"health": "/v2/health/ready", "docs": "/docs"}.items()
     other = info(serve, "nli", "--task=sequence_classification")
     assert [example["summary"] for example in other["examples"]] == ["as KServe", "as a pipeline", "a pair"]
-    assert other["note"] == found["note"] and "docs" not in other["links"]
+    assert other["note"] == information["note"] and "docs" not in other["links"]
     chats = [example["value"] for example in info(serve, "gpt2")["examples"] if "messages" in example["value"]]
     assert chats[0] == {"messages": [{"role": "user", "content": "What is the capital of france?"}]}
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.integration.grpc_client import fails, request, stub, values

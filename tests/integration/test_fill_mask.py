@@ -17,15 +17,15 @@ LOGIT = 1e-4
 PIPELINE = {"output_format": "pipeline"}
 
 
-def assert_equal(found: Any, golden: Any) -> None:
+def assert_equal(prediction: Any, golden: Any) -> None:
     """The same but for the last digits of the scores."""
     if isinstance(golden, list):
-        assert len(found) == len(golden)
-        for one, other in zip(found, golden, strict=True):
+        assert len(prediction) == len(golden)
+        for one, other in zip(prediction, golden, strict=True):
             assert_equal(one, other)
         return
-    assert found | {"score": 0} == golden | {"score": 0}
-    assert found["score"] == pytest.approx(golden["score"], abs=SCORE)
+    assert prediction | {"score": 0} == golden | {"score": 0}
+    assert prediction["score"] == pytest.approx(golden["score"], abs=SCORE)
 
 
 def check_goldens(service: Service, model: str) -> None:

@@ -48,25 +48,25 @@ async def test_models_are_loaded_changed_and_unloaded(triton: LocalTriton, proto
     connections = Connections()
     names = [f"loaded_{protocol}_{number}" for number in (0, 1)]
     settings = [PredictorSettings(name, address, timeout=60.0) for name in names]
-    one, another = (connections.transport(protocol, each) for each in settings)
-    async with one, another:
-        assert not await one.model_ready()
-        await one.load_model(names[0], parameters(2))
-        await one.load_model(names[1], parameters(3))
-        assert await one.model_ready() and await another.model_ready()
-        assert (await one.model_spec()).max_batch_size == 4
-        assert (await product(one, [1, 2]), await product(another, [1, 2])) == ([2, 4], [3, 6])
+    first, another = (connections.transport(protocol, each) for each in settings)
+    async with first, another:
+        assert not await first.model_ready()
+        await first.load_model(names[0], parameters(2))
+        await first.load_model(names[1], parameters(3))
+        assert await first.model_ready() and await another.model_ready()
+        assert (await first.model_spec()).max_batch_size == 4
+        assert (await product(first, [1, 2]), await product(another, [1, 2])) == ([2, 4], [3, 6])
         await another.load_model(names[0], parameters(5, batch=8))
-        assert (await product(one, [1, 2]), await product(another, [1, 2])) == ([5, 10], [3, 6])
+        assert (await product(first, [1, 2]), await product(another, [1, 2])) == ([5, 10], [3, 6])
         for name in names:
-            await one.unload_model(name, {"unload_dependents": True})
-        for transport in (one, another):
+            await first.unload_model(name, {"unload_dependents": True})
+        for transport in (first, another):
             await until_unloaded(transport)
         with pytest.raises(PredictorError, match="no_such_model"):
-            await one.load_model("no_such_model", {})
+            await first.load_model("no_such_model", {})
         broken = {**parameters(1), "file:1/model.py": b64encode(b"raise ValueError('no memory')").decode()}
         with pytest.raises(PredictorError, match="no memory"):
-            await one.load_model(names[0], broken)
+            await first.load_model(names[0], broken)
 
 
 async def until_unloaded(transport: Transport) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.conftest import ROOT, Serve
 from tests.integration.grpc_client import request, stub
 from tests.support.service import Service

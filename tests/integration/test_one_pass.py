@@ -22,17 +22,17 @@ def cases_of(model: str) -> list[Any]:
     return cases
 
 
-def assert_near(found: Any, expected: Any) -> None:
+def assert_near(answer: Any, expected: Any) -> None:
     """A vector, vectors of tokens or a sparse vector: of the same size, each number within the tolerance.
 
     A weight below the tolerance may also be absent.
     """
     if isinstance(expected, dict):
-        first, second = (dict(zip(one["indices"], one["values"], strict=True)) for one in (found, expected))
-        assert found["indices"] == sorted(found["indices"])
+        first, second = (dict(zip(one["indices"], one["values"], strict=True)) for one in (answer, expected))
+        assert answer["indices"] == sorted(answer["indices"])
         assert all(abs(first.get(key, 0) - second.get(key, 0)) <= TOLERANCE for key in {*first, *second})
         return
-    ours, theirs = np.array(found), np.array(expected)
+    ours, theirs = np.array(answer), np.array(expected)
     assert ours.shape == theirs.shape and np.abs(ours - theirs).max() <= TOLERANCE
 
 

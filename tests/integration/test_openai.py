@@ -73,15 +73,16 @@ def test_the_embeddings_are_those_of_v1(serve: Serve) -> None:
 
 def test_texts_and_token_ids_have_the_same_embeddings(serve: Serve) -> None:
     service = embeddings(serve)
-    one, many = vectors(ask(service, "embeddings", BODY)), vectors(ask(service, "embeddings", BODY | {"input": TEXTS}))
+    single = vectors(ask(service, "embeddings", BODY))
+    many = vectors(ask(service, "embeddings", BODY | {"input": TEXTS}))
     ids = token_ids(*TEXTS)
-    for given, expected in (
-        ([TEXTS[0]], one),
-        (ids[0], one),
+    for texts, expected in (
+        ([TEXTS[0]], single),
+        (ids[0], single),
         (ids, many),
         ([TEXTS[0], ids[1], TEXTS[2]], many),
     ):
-        assert vectors(ask(service, "embeddings", BODY | {"input": given})) == expected
+        assert vectors(ask(service, "embeddings", BODY | {"input": texts})) == expected
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
@@ -93,7 +94,7 @@ def test_2048_inputs_are_answered_as_by_openai(serve: Serve) -> None:
 
 
 def test_token_ids_need_a_flag(serve: Serve) -> None:
-    """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
+    """Ids of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
     for given in ([3, 4], [[3, 4]], ["a", [3]]):
         found = error(serve(MODEL).client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
         assert found["param"].startswith("input")
@@ -198,11 +199,11 @@ def test_wrong_fields_are_named_as_param(serve: Serve) -> None:
         (serve("cross"), "rerank", RERANK, WRONG_RERANK),
     ):
         for fields, status, param, says in wrong:
-            found = error(service.client.post(f"/openai/v1/{endpoint}", json=body | fields), status)
-            code = "context_length_exceeded" if "Please reduce the length of the" in found["message"] else None
-            assert (found["param"], found["code"]) == (param, code)
-            assert (code is None) == ("This model's maximum context length is 128 tokens." not in found["message"])
-            assert found["message"].startswith(f"{param}: ") and says in found["message"]
+            refusal = error(service.client.post(f"/openai/v1/{endpoint}", json=body | fields), status)
+            code = "context_length_exceeded" if "Please reduce the length of the" in refusal["message"] else None
+            assert (refusal["param"], refusal["code"]) == (param, code)
+            assert (code is None) == ("This model's maximum context length is 128 tokens." not in refusal["message"])
+            assert refusal["message"].startswith(f"{param}: ") and says in refusal["message"]
 
 
 UNKNOWN = {"param": "model", "code": "model_not_found"}

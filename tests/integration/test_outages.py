@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.faults.environment import kill, members, regions
 from tests.integration.conftest import MODEL_FOLDER, OPTIONS
 from tests.support.service import Service, flags_for

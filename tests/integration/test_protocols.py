@@ -20,7 +20,8 @@ import grpc
 import numpy as np
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of, refused
@@ -414,17 +415,17 @@ def test_a_strategy_for_entities_asks_for_the_pipeline_format(serve: Serve) -> N
 
 def statistics_of(service: Service) -> Any:
     """Over HTTP; over gRPC they are the same."""
-    [found] = service.client.get("/v2/models/bert/versions/1/stats").json()["model_stats"]
-    assert service.client.get("/v2/models/stats").json() == {"model_stats": [found]}
+    [statistics] = service.client.get("/v2/models/bert/versions/1/stats").json()["model_stats"]
+    assert service.client.get("/v2/models/stats").json() == {"model_stats": [statistics]}
     with stub(service) as calls:
         [message] = calls.ModelStatistics(pb.ModelStatisticsRequest(name="bert")).model_stats
         [same] = calls.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
     assert same == message
     for name in ("name", "version", "last_inference", "inference_count", "execution_count"):
-        assert getattr(message, name) == found[name]
+        assert getattr(message, name) == statistics[name]
     for field, value in message.inference_stats.ListFields():
-        assert found["inference_stats"][field.name] == {"count": value.count, "ns": value.ns}
-    return found
+        assert statistics["inference_stats"][field.name] == {"count": value.count, "ns": value.ns}
+    return statistics
 
 
 def test_statistics_count_answers_and_failures_alike_over_http_and_grpc(serve: Serve) -> None:

@@ -31,14 +31,14 @@ def answered(variant: str) -> list[dict[str, Any]]:
     return [case for case in CASES if variant in case and "error" not in case[variant]]
 
 
-def assert_equal(found: Any, golden: Any, what: str, *, near_tie: bool = False) -> None:
+def assert_equal(prediction: Any, golden: Any, name: str, *, near_tie: bool = False) -> None:
     """The same but for the last digits of the scores; near ties may also be in another order."""
     if isinstance(golden, dict):
-        found, golden = [found], [golden]
-    assert len(found) == len(golden), what
-    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in golden], abs=SCORE), what
+        prediction, golden = [prediction], [golden]
+    assert len(prediction) == len(golden), name
+    assert [one["score"] for one in prediction] == pytest.approx([one["score"] for one in golden], abs=SCORE), name
     if not near_tie:
-        assert [one | {"score": 0} for one in found] == [one | {"score": 0} for one in golden], what
+        assert [one | {"score": 0} for one in prediction] == [one | {"score": 0} for one in golden], name
 
 
 def check_goldens(service: Service, model: str, variant: str = "default") -> None:
@@ -61,7 +61,7 @@ def test_answers_are_those_of_the_transformers_pipeline(serve: Serve, protocol: 
 
 
 def test_a_question_that_leaves_no_room_for_the_stride_is_refused(squad: Service) -> None:
-    """What the pipeline refuses, too."""
+    """The pipeline of transformers refuses it, too."""
     case = next(case for case in CASES if "error" in case)
     refused(squad, [instance(case)], {}, "a stride of less than ... in 128 tokens, got 64")
     assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]

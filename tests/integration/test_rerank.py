@@ -18,16 +18,18 @@ def instance(case: Any, name: str = "texts") -> Any:
     return {"query": case["query"], name: case["texts"]}
 
 
-def assert_equal(found: Any, case: Any) -> None:
+def assert_equal(prediction: Any, case: Any) -> None:
     """The answer of CrossEncoder.rank; the order of scores that are too near each other does not count."""
     golden = case["rank"]
-    assert [list(one) for one in found] == [list(one) for one in golden]
-    assert sorted((one["score"] for one in found), reverse=True) == [one["score"] for one in found]
+    assert [list(one) for one in prediction] == [list(one) for one in golden]
+    assert sorted((one["score"] for one in prediction), reverse=True) == [one["score"] for one in prediction]
     if case.get("near_tie"):
-        found, golden = (sorted(answers, key=lambda answer: int(answer["corpus_id"])) for answers in (found, golden))
+        prediction, golden = (
+            sorted(answers, key=lambda answer: int(answer["corpus_id"])) for answers in (prediction, golden)
+        )
     for name in ("corpus_id", "text"):
-        assert [one[name] for one in found] == [one[name] for one in golden]
-    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in golden], abs=SCORE)
+        assert [one[name] for one in prediction] == [one[name] for one in golden]
+    assert [one["score"] for one in prediction] == pytest.approx([one["score"] for one in golden], abs=SCORE)
 
 
 def check_goldens(service: Service, model: str) -> None:

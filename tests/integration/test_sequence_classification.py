@@ -34,13 +34,15 @@ def index_of(model: str, label: str) -> int:
     return ids[label]
 
 
-def assert_equal(found: Any, golden: Any, near_tie: bool = False) -> None:
+def assert_equal(prediction: Any, golden: Any, near_tie: bool = False) -> None:
     """The same labels in the same order, but for those whose scores are too near each other; the same scores."""
-    assert [list(one) for one in found] == [["label", "score"]] * len(golden)
+    assert [list(one) for one in prediction] == [["label", "score"]] * len(golden)
     if near_tie:
-        found, golden = (sorted(answers, key=lambda answer: str(answer["label"])) for answers in (found, golden))
-    assert [one["label"] for one in found] == [one["label"] for one in golden]
-    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in golden], abs=SCORE)
+        prediction, golden = (
+            sorted(answers, key=lambda answer: str(answer["label"])) for answers in (prediction, golden)
+        )
+    assert [one["label"] for one in prediction] == [one["label"] for one in golden]
+    assert [one["score"] for one in prediction] == pytest.approx([one["score"] for one in golden], abs=SCORE)
 
 
 def check_goldens(service: Service, model: str) -> None:
@@ -85,22 +87,22 @@ def test_logits_are_raw_and_probabilities_use_the_default_function(serve: Serve,
     """The probabilities are those of the default function: no softmax for independent labels or a single one."""
     service = serve(model)
     asked = cases(model, "none")
-    found = service.predict([instance(case) for case in asked], {"return_raw_logits": True})
-    for one, case in zip(found, asked, strict=True):
-        assert list(one) == [str(label) for label in range(len(case["none"]))]
+    predictions = service.predict([instance(case) for case in asked], {"return_raw_logits": True})
+    for prediction, case in zip(predictions, asked, strict=True):
+        assert list(prediction) == [str(label) for label in range(len(case["none"]))]
         golden = {str(index_of(model, label["label"])): label["score"] for label in case["none"]}
-        assert one == pytest.approx(golden, abs=SCORE)
-        assert all(value == np.float32(value) for value in one.values())
+        assert prediction == pytest.approx(golden, abs=SCORE)
+        assert all(value == np.float32(value) for value in prediction.values())
     if model == "stars":
         says = "parameters.return_probabilities: expected no value for a regression model"
         refused(service, [TEXT], {"return_probabilities": True}, says)
         return
     asked = cases(model)
-    found = service.predict([instance(case) for case in asked], {"return_probabilities": True})
-    for one, case in zip(found, asked, strict=True):
+    predictions = service.predict([instance(case) for case in asked], {"return_probabilities": True})
+    for prediction, case in zip(predictions, asked, strict=True):
         golden = {str(index_of(model, label["label"])): label["score"] for label in case["all"]}
-        assert one == pytest.approx(golden, abs=0.5e-4 + SCORE)
-        assert one == {label: round(score, 4) for label, score in one.items()}
+        assert prediction == pytest.approx(golden, abs=0.5e-4 + SCORE)
+        assert prediction == {label: round(score, 4) for label, score in prediction.items()}
 
 
 def test_a_request_overrides_the_flags(serve: Serve) -> None:

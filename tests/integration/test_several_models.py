@@ -20,8 +20,9 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.demo import default_model_repository, demos, entry
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve, message_of
 from tests.support.service import NOBODY, Service
@@ -288,28 +289,28 @@ def test_a_removed_model_finishes_its_requests(
     serve.load("fault_slow")
     with several(serve, triton, path, [slow]) as service:
         service.wait_until("/v2/health/ready")
-        found: list[Any] = []
+        answered: list[Any] = []
         texts = [FILL] * 40
-        asking = threading.Thread(target=lambda: found.append(service.post({"instances": texts}, "slow").json()))
+        asking = threading.Thread(target=lambda: answered.append(service.post({"instances": texts}, "slow").json()))
         with held(repository):
             asking.start()
             assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, CHANGE_SECONDS)
             write(path, [])
             assert poll(lambda: service.client.get("/v1/models").json()["models"] == [], CHANGE_SECONDS)
         asking.join()
-        assert found == [{"predictions": ["paris"] * 40}]
+        assert answered == [{"predictions": ["paris"] * 40}]
         assert message_of(service.client.get("/v1/models/slow"), 404).endswith("got 'slow'")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_clients_load_and_unload_models(serve: Serve, triton: LocalTriton, tmp_path: Path, workers: int) -> None:
-    own = {"model_name": "own", "predictor_model": "bert_int32", "model_dir": str(REPOSITORY / "bert")}
+    new_entry = {"model_name": "own", "predictor_model": "bert_int32", "model_dir": str(REPOSITORY / "bert")}
     serve.load("bert_int32")
     (keys := tmp_path / "control-keys").write_text("operator-key\n")
     flags = ("--enable_model_control", f"--model_control_keys_file={keys}", f"--workers={workers}")
     key = {"x-api-key": "operator-key"}
     try:
-        with several(serve, triton, tmp_path / "models.json", [*entries_of("fill_mask"), own], *flags) as service:
+        with several(serve, triton, tmp_path / "models.json", [*entries_of("fill_mask"), new_entry], *flags) as service:
             service.wait_until("/v2/health/ready")
             assert service.client.post("/v2/repository/models/own/unload").status_code == 401
             assert service.client.post("/v2/repository/models/own/unload", headers=key).status_code == 200

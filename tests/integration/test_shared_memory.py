@@ -19,7 +19,9 @@ from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import RequestError
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import ModelCall, Predictor, PredictorSettings, Transport
-from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory, is_disallowed
+from hf_transformer.predictor.region_files import FOLDER, PREFIX
+from hf_transformer.predictor.registration import Pauses, is_disallowed
+from hf_transformer.predictor.shared_memory import SharedMemory
 from hf_transformer.types.tensors import Array, Tensor
 from tests.support.polling import until
 from tests.support.triton_26 import DISALLOWED
@@ -91,21 +93,21 @@ async def test_shared_memory_has_the_numbers_of_an_inline_response(loaded: Local
 @needs_regions
 async def test_one_of_several_outputs_may_be_inline(loaded: LocalTriton, protocol: str) -> None:
     names = ["logits", "pooled"]
-    given = [ids(2, 6)]
-    given += [
+    inputs = [ids(2, 6)]
+    inputs += [
         Tensor(name, "INT64", np.full((2, 6), value)) for name, value in (("attention_mask", 1), ("token_type_ids", 0))
     ]
     async with (
         transport(loaded, protocol, "bert_two_outputs") as inline,
         shared(loaded, protocol, 2**20, "bert_two_outputs") as predictor,
     ):
-        expected = await infer(inline, given, names, {})
+        expected = await infer(inline, inputs, names, {})
         every = {name: array.nbytes for name, array in expected.items()}
         predictor.registration.want()
         await until(lambda: predictor.use().registered)
         for placed in (names, names[:1], names[1:]):
             sizes = {name: every[name] for name in placed}
-            outputs = await infer(predictor, given, names, sizes)
+            outputs = await infer(predictor, inputs, names, sizes)
             assert set(outputs) == set(names)
             assert all(np.array_equal(outputs[name], expected[name]) for name in names)
         assert predictor.use().batches["shared"] == 3
@@ -113,12 +115,12 @@ async def test_one_of_several_outputs_may_be_inline(loaded: LocalTriton, protoco
 
 @needs_regions
 async def test_many_calls_share_few_slots_without_mixing_their_numbers(loaded: LocalTriton, protocol: str) -> None:
-    given = [ids(1, 8, seed) for seed in range(64)]
+    inputs = [ids(1, 8, seed) for seed in range(64)]
     async with transport(loaded, protocol) as inline, shared(loaded, protocol, 5 * 2**15) as predictor:
-        expected = [await logits(inline, one) for one in given]
+        expected = [await logits(inline, one) for one in inputs]
         await registered(predictor)
         for _ in range(3):
-            found = await asyncio.gather(*(logits(predictor, one) for one in given))
+            found = await asyncio.gather(*(logits(predictor, one) for one in inputs))
             # Triton runs them together as it likes, so the last digit is not always the same.
             assert all(np.allclose(one, other, atol=1e-4) for one, other in zip(found, expected, strict=True))
         batches = predictor.use().batches

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.faults.environment import kill, regions, workers_of
 from tests.integration.conftest import Serve
 from tests.support.raw_http import connected, post_head
@@ -80,12 +80,12 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: S
         with serve.own("bert", protocol, SMALL) as third:
             third.wait_until("/v1/models/bert")
             assert (alive.exists(), dead.exists()) == (True, False)
-            own = until_registered(third)
+            region_file = until_registered(third)
             before = third.metric(SHARED)
             assert third.predict([TEXT]) == ["paris"]
             assert third.metric(SHARED) == before + 1
             assert third.stop() == 0
-        assert (alive.exists(), own.exists()) == (True, False)
+        assert (alive.exists(), region_file.exists()) == (True, False)
         assert living.predict([TEXT]) == ["paris"]
         assert living.stop() == 0
     assert not alive.exists()

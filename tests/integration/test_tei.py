@@ -113,22 +113,22 @@ def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
     service = serve("cross")
     query = "Who cooks dinner?"
     for path in ("/rerank", "/", "/invocations"):
-        found = answer(service, path, {"query": query, "texts": TEXTS, "return_text": True})
+        ranks = answer(service, path, {"query": query, "texts": TEXTS, "return_text": True})
         [expected] = service.predict([{"query": query, "texts": TEXTS}])
-        assert [list(one) for one in found] == [["index", "text", "score"]] * 2
-        assert [(one["index"], one["score"]) for one in found] == [(one["index"], one["score"]) for one in expected]
-        assert [one["text"] for one in found] == [TEXTS[one["index"]] for one in found]
+        assert [list(one) for one in ranks] == [["index", "text", "score"]] * 2
+        assert [(one["index"], one["score"]) for one in ranks] == [(one["index"], one["score"]) for one in expected]
+        assert [one["text"] for one in ranks] == [TEXTS[one["index"]] for one in ranks]
     raw = answer(service, "/rerank", {"query": query, "texts": TEXTS, "raw_scores": True})
     assert raw == service.predict([{"query": query, "texts": TEXTS}], {"raw_scores": True})[0]
     documents = answer(service, "/rerank", {"query": query, "documents": TEXTS})
-    assert [one["relevance_score"] for one in documents["results"]] == [one["score"] for one in found]
+    assert [one["relevance_score"] for one in documents["results"]] == [one["score"] for one in ranks]
     refused(service, "/rerank", {"query": query, "texts": []}, 400, "Empty", "texts: expected a list")
     refused(service, "/rerank", {"query": query, "texts": ["a", 1]}, 422, "Validation", "texts[1]: expected a string")
     both = asked(service, "/rerank", {"query": query, "texts": TEXTS, "documents": TEXTS}, 400).json()["error"]
     assert "documents, query (openai) or query, texts (tei)" in both["message"]
     [pair] = answer(service, "/predict", {"inputs": [[query, TEXTS[1]]]})
     assert [list(one) for one in pair] == [["score", "label"]]
-    assert pair[0]["score"] == pytest.approx(next(one["score"] for one in found if one["index"] == 1), abs=1e-6)
+    assert pair[0]["score"] == pytest.approx(next(one["score"] for one in ranks if one["index"] == 1), abs=1e-6)
     refused(service, "/predict", {"inputs": [["alone"]]}, 422, "Validation", "inputs[0]: expected a pair of texts")
 
 
@@ -201,11 +201,11 @@ def test_vertex_answers_each_body_by_the_kind_of_the_model(serve: Serve) -> None
 
 def test_bodies_of_vertex_share_the_limits_of_a_request(serve: Serve) -> None:
     service = serve("minibert_mean", "v2", "--max_answer_values=20")
-    one = {"inputs": TEXTS[0]}
-    assert len(answer(service, "/vertex", {"instances": [one]})["predictions"]) == 1
+    body = {"inputs": TEXTS[0]}
+    assert len(answer(service, "/vertex", {"instances": [body]})["predictions"]) == 1
     # Either body may be the one that exceeds the limit, since they run at the same time.
     says = ("instances[", "].inputs: expected at most 20 values in an answer (--max_answer_values), got about 24")
-    refused(service, "/vertex", {"instances": [one] * 2}, 413, "Validation", *says)
+    refused(service, "/vertex", {"instances": [body] * 2}, 413, "Validation", *says)
     few = serve("minibert_mean", "v2", "--max_instances=4", "--max_sequences=4")
     assert len(answer(few, "/vertex", {"instances": [{"inputs": TEXTS}] * 2})["predictions"]) == 2
     several = {"instances": [{"inputs": TEXTS}] * 3}
@@ -218,13 +218,13 @@ def test_a_reranker_without_labels_predicts_one(serve: Serve) -> None:
     """Such as one that compares the vectors of an embedding model."""
     service = serve("minibert_mean", "v2", "--task=rerank")
     [ranked] = service.predict([{"query": TEXTS[0], "texts": TEXTS[1:]}])
-    [[found]] = answer(service, "/predict", {"inputs": [TEXTS]})
-    assert found == {"score": ranked[0]["score"], "label": "LABEL_0"}
+    [[score]] = answer(service, "/predict", {"inputs": [TEXTS]})
+    assert score == {"score": ranked[0]["score"], "label": "LABEL_0"}
     same = {"inputs": TEXTS, "add_special_tokens": False}
     assert answer(service, "/tokenize", same) == answer(serve("minibert_mean"), "/tokenize", same)
     wrong = {"inputs": TEXTS, "prompt_name": "query"}
     refused(service, "/tokenize", wrong, 413, "Validation", "prompt_name: expected one of")
-    assert answer(service, "/", {"query": TEXTS[0], "texts": TEXTS[1:], "inputs": None})[0]["score"] == found["score"]
+    assert answer(service, "/", {"query": TEXTS[0], "texts": TEXTS[1:], "inputs": None})[0]["score"] == score["score"]
 
 
 def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:

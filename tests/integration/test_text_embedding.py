@@ -75,12 +75,12 @@ def test_prompts_dimensions_and_normalization_are_those_of_sentence_transformers
     ]
     service = serve("minibert_mean")
     for key, parameters in asked:
-        found = service.predict([case["text"] for case in mean_cases(key)], parameters)
-        assert_close(found, [case[key] for case in mean_cases(key)])
-    found = service.predict([case["text"] for case in mean_cases()], {"normalize": False})
-    lengths = np.linalg.norm(found, axis=1)
+        vectors = service.predict([case["text"] for case in mean_cases(key)], parameters)
+        assert_close(vectors, [case[key] for case in mean_cases(key)])
+    vectors = service.predict([case["text"] for case in mean_cases()], {"normalize": False})
+    lengths = np.linalg.norm(vectors, axis=1)
     assert (np.abs(lengths - 1) > 0.1).all()
-    assert_close(np.array(found) / lengths[:, None], [case["default"] for case in mean_cases()])
+    assert_close(np.array(vectors) / lengths[:, None], [case["default"] for case in mean_cases()])
 
 
 def test_pooling_may_be_the_models_or_the_services(serve: Serve) -> None:

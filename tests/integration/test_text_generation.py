@@ -46,15 +46,15 @@ PARIS = "The capital of france is"
 three_kinds = pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_vllm", "gpt2_llmapi"])
 
 
-def assert_golden(found: Any, case: Any, *, retold: bool) -> None:
+def assert_golden(response: Any, case: Any, *, retold: bool) -> None:
     """``retold`` says that the service counts the tokens of a text that it was given: half a character is another."""
-    (choice,) = found["choices"]
+    (choice,) = response["choices"]
     assert choice["text"] == case["text"], case["id"]
     assert choice["finish_reason"] == case["finish"], case["id"]
     if retold and "�" in case["text"]:
         return
-    assert found["usage"]["completion_tokens"] == len(case["ids"]), case["id"]
-    assert found["usage"]["prompt_tokens"] == len(case["prompt_ids"]), case["id"]
+    assert response["usage"]["completion_tokens"] == len(case["ids"]), case["id"]
+    assert response["usage"]["prompt_tokens"] == len(case["prompt_ids"]), case["id"]
 
 
 async def ask_golden(client: httpx.AsyncClient, service: Service, case: Any, stream: bool) -> None:
@@ -245,12 +245,12 @@ async def test_a_seed_gives_the_same_text_again(serve: Serve, model: str) -> Non
         assert await texts(client, service, prompt, seed=6, n=4) != first
         assert await texts(client, service, prompt, **hot) != await texts(client, service, prompt, **hot)
         # Whoever else is in the batch changes nothing.
-        found, *others = await asyncio.gather(
+        repeated, *unseeded = await asyncio.gather(
             texts(client, service, prompt, seed=5, n=4),
             *(texts(client, service, prompt, seed=number, n=2) for number in range(7, 15)),
         )
-        assert found == first
-        assert len({text for other in others for text in other}) > 1
+        assert repeated == first
+        assert len({text for other in unseeded for text in other}) > 1
         if model == "gpt2_past":
             alone = [await texts(client, service, prompt, seed=5 + choice) for choice in range(4)]
             assert [text for (text,) in alone] == first

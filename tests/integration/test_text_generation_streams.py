@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST
 from tests.integration.conftest import Serve
 from tests.integration.generating import (
     COMPLETIONS,

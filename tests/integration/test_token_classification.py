@@ -25,11 +25,13 @@ def cases(kind: str, model: str) -> list[Any]:
     return found
 
 
-def assert_same(found: Any, golden: Any, name: str) -> None:
+def assert_same(prediction: Any, golden: Any, name: str) -> None:
     """The same entities but for the last digits of their scores."""
-    without = [[entity | {"score": 0} for entity in entities] for entities in (found, golden)]
+    without = [[entity | {"score": 0} for entity in entities] for entities in (prediction, golden)]
     assert without[0] == without[1], name
-    assert [entity["score"] for entity in found] == pytest.approx([entity["score"] for entity in golden], abs=SCORE)
+    assert [entity["score"] for entity in prediction] == pytest.approx(
+        [entity["score"] for entity in golden], abs=SCORE
+    )
 
 
 def check_goldens(service: Service, model: str) -> None:
@@ -39,14 +41,14 @@ def check_goldens(service: Service, model: str) -> None:
     texts = [case["text"] for case in mine]
     assert service.predict(texts) == [[case["classes"]] for case in mine]
     for strategy in STRATEGIES:
-        found = service.predict(texts, PIPELINE | {"aggregation_strategy": strategy})
-        for one, case in zip(found, mine, strict=True):
+        predictions = service.predict(texts, PIPELINE | {"aggregation_strategy": strategy})
+        for one, case in zip(predictions, mine, strict=True):
             assert_same(one, case[strategy], case["id"])
     for number, case in enumerate(mine):
         assert service.predict([case["text"]]) == [[case["classes"]]], case["id"]
         strategy = STRATEGIES[number % len(STRATEGIES)]
-        (found,) = service.predict([{"text": case["text"]}], PIPELINE | {"aggregation_strategy": strategy})
-        assert_same(found, case[strategy], case["id"])
+        (predictions,) = service.predict([{"text": case["text"]}], PIPELINE | {"aggregation_strategy": strategy})
+        assert_same(predictions, case[strategy], case["id"])
 
 
 @each_model

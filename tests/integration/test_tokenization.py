@@ -45,34 +45,34 @@ def answers(service: Service, verb: str, instances: Any, **parameters: Any) -> A
 
 def test_tokens_and_texts_are_those_of_auto_tokenizer(serve: Serve, auto: Any) -> None:
     service = serve("bert")
-    found = answers(service, "tokenize", TEXTS)
-    assert len(found) == len(TEXTS)
-    for text, one in zip(TEXTS, found, strict=True):
+    tokenized = answers(service, "tokenize", TEXTS)
+    assert len(tokenized) == len(TEXTS)
+    for text, tokens in zip(TEXTS, tokenized, strict=True):
         wanted = auto(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
-        assert one["ids"] == wanted["input_ids"]
-        assert one["tokens"] == auto.convert_ids_to_tokens(wanted["input_ids"])
-        assert one["offsets"] == [list(pair) for pair in wanted["offset_mapping"]]
-        assert one["special_tokens_mask"] == wanted["special_tokens_mask"]
-        assert one["type_ids"] == wanted["token_type_ids"]
-        assert (one["count"], one["max_length"]) == (len(one["ids"]), LENGTH)
-        assert one["kept"] == len(auto(text, truncation=True, max_length=LENGTH)["input_ids"])
-        assert one["truncated"] == one["count"] - one["kept"]
-        assert "sequence_ids" not in one
-    cut = [one["truncated_text"] for one in found]
+        assert tokens["ids"] == wanted["input_ids"]
+        assert tokens["tokens"] == auto.convert_ids_to_tokens(wanted["input_ids"])
+        assert tokens["offsets"] == [list(pair) for pair in wanted["offset_mapping"]]
+        assert tokens["special_tokens_mask"] == wanted["special_tokens_mask"]
+        assert tokens["type_ids"] == wanted["token_type_ids"]
+        assert (tokens["count"], tokens["max_length"]) == (len(tokens["ids"]), LENGTH)
+        assert tokens["kept"] == len(auto(text, truncation=True, max_length=LENGTH)["input_ids"])
+        assert tokens["truncated"] == tokens["count"] - tokens["kept"]
+        assert "sequence_ids" not in tokens
+    cut = [one["truncated_text"] for one in tokenized]
     assert [None] in cut and any(span != [None] for span in cut)
     for skip in (False, True):
-        texts = answers(service, "detokenize", [one["ids"] for one in found], skip_special_tokens=skip)
-        assert texts == [auto.decode(one["ids"], skip_special_tokens=skip) for one in found]
+        texts = answers(service, "detokenize", [one["ids"] for one in tokenized], skip_special_tokens=skip)
+        assert texts == [auto.decode(one["ids"], skip_special_tokens=skip) for one in tokenized]
 
 
 def test_pairs_are_tokenized_as_by_auto_tokenizer(serve: Serve, auto: Any) -> None:
     service = serve("bert")
     pair = {"text": "Anna lives in Berlin.", "text_pair": LONG}
-    [one, plain] = answers(service, "tokenize", [pair, {"text": "Anna"}])
+    [tokens, plain] = answers(service, "tokenize", [pair, {"text": "Anna"}])
     wanted = auto(pair["text"], pair["text_pair"], return_offsets_mapping=True, verbose=False)
-    assert (one["ids"], one["type_ids"]) == (wanted["input_ids"], wanted["token_type_ids"])
-    assert (one["sequence_ids"], one["kept"]) == (wanted.sequence_ids(0), LENGTH)
-    first, second = one["truncated_text"]
+    assert (tokens["ids"], tokens["type_ids"]) == (wanted["input_ids"], wanted["token_type_ids"])
+    assert (tokens["sequence_ids"], tokens["kept"]) == (wanted.sequence_ids(0), LENGTH)
+    first, second = tokens["truncated_text"]
     assert first is None
     short = auto(*pair.values(), truncation=True, max_length=LENGTH, return_offsets_mapping=True)
     last = short["offset_mapping"][-2][1]
@@ -85,21 +85,21 @@ def test_pairs_are_tokenized_as_by_auto_tokenizer(serve: Serve, auto: Any) -> No
 def test_ids_have_the_embedding_of_their_text(mini: Service) -> None:
     texts = [text for text in TEXTS if text != HARD_TEXTS["very_long"]]
     for parameters in ({}, {"prompt_name": "query"}):
-        found = answers(mini, "tokenize", texts, **parameters)
-        fits = [index for index, one in enumerate(found) if not one["truncated"]]
+        tokenized = answers(mini, "tokenize", texts, **parameters)
+        fits = [index for index, one in enumerate(tokenized) if not one["truncated"]]
         assert len(fits) > 30
         vectors = mini.predict([texts[index] for index in fits], parameters)
-        again = mini.predict([{"token_ids": found[index]["ids"]} for index in fits])
+        again = mini.predict([{"token_ids": tokenized[index]["ids"]} for index in fits])
         assert np.abs(np.array(vectors) - np.array(again)).max() <= 1e-5
 
 
 def test_the_text_before_the_cut_has_the_embedding_of_the_whole(mini: Service) -> None:
     """The text up to there has the embedding of the whole."""
-    [one] = answers(mini, "tokenize", LONG)
-    [[start, end]] = one["truncated_text"]
-    assert (one["kept"], end) == (one["max_length"], len(LONG.rstrip()))
+    [tokens] = answers(mini, "tokenize", LONG)
+    [[start, end]] = tokens["truncated_text"]
+    assert (tokens["kept"], end) == (tokens["max_length"], len(LONG.rstrip()))
     [short] = answers(mini, "tokenize", LONG[:start])
-    assert (short["count"], short["truncated"]) == (one["kept"], 0)
+    assert (short["count"], short["truncated"]) == (tokens["kept"], 0)
     whole, part = np.array(mini.predict([LONG, LONG[:start]]))
     assert np.abs(whole - part).max() <= 1e-5
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton, poll, reserved_port
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, reserved_port
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub
 from tests.support.collector import Collector, Proxy, attributes, collecting, proxying
@@ -113,14 +115,14 @@ def test_a_grpc_call_has_a_span_per_stage_below_the_clients(traced: Traced) -> N
     trace = traced.collector.trace(trace_id, 5)
     check_tree(trace)
     assert trace[""].name == "inference.GRPCInferenceService/ModelInfer"
-    found = attributes(trace[""].attributes)
-    assert {name: found[name] for name in found if name.startswith("rpc.")} == {
+    recorded = attributes(trace[""].attributes)
+    assert {name: recorded[name] for name in recorded if name.startswith("rpc.")} == {
         "rpc.system": "grpc",
         "rpc.service": "inference.GRPCInferenceService",
         "rpc.method": "ModelInfer",
         "rpc.grpc.status_code": 0,
     }
-    assert found["hf_transformer.tokens"] == 9
+    assert recorded["hf_transformer.tokens"] == 9
     assert traced.sent(trace_id) == [f"00-{trace_id}-{trace['predict'].span_id.hex()}-01"]
     assert TIMING.fullmatch(str(dict(call.trailing_metadata())["server-timing"]))
     assert poll(lambda: sum(span.trace_id.hex() == "e" * 32 for span in list(traced.collector.spans)) == 10, 20.0)

@@ -96,21 +96,21 @@ def test_an_api_that_promises_unit_vectors_has_them_at_every_size(serve: Serve, 
     service = serve(model)
     whole = np.array(ask(service, model, 48), np.float64)
     for size in SIZES:
-        found = np.array(ask(service, model, size), np.float64)
-        assert found.shape == (len(TEXTS), size)
-        assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+        vectors = np.array(ask(service, model, size), np.float64)
+        assert vectors.shape == (len(TEXTS), size)
+        assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
         cut = whole[:, :size]
-        assert np.allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
+        assert np.allclose(vectors, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
 
 
 def test_all_types_of_a_cohere_answer_are_those_of_one_vector(serve: Serve) -> None:
     types = ["float", "int8", "uint8", "binary", "ubinary"]
     body = {"texts": TEXTS, "input_type": "clustering", "output_dimension": 8, "embedding_types": types}
-    found = post(serve("minibert_mean"), "/v2/embed", body)["embeddings"]
-    vectors = np.array(found["float"], np.float32)
+    embeddings = post(serve("minibert_mean"), "/v2/embed", body)["embeddings"]
+    vectors = np.array(embeddings["float"], np.float32)
     for name in types[1:]:
-        assert np.abs(np.array(found[name], int) - quantize(vectors, name, zero=True).astype(int)).max() <= 1, name
-    assert found["ubinary"] == np.packbits(vectors >= 0, axis=1).tolist()
+        assert np.abs(np.array(embeddings[name], int) - quantize(vectors, name, zero=True).astype(int)).max() <= 1, name
+    assert embeddings["ubinary"] == np.packbits(vectors >= 0, axis=1).tolist()
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8"])
@@ -160,11 +160,11 @@ def test_truncate_dim_of_the_files_gives_unit_vectors_where_the_api_promises_the
     file = folder / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "truncate_dim": 8}))
     service = serve("minibert_mean", "v2", f"--model_id={folder}")
-    [own] = service.predict(TEXTS[:1])
+    [vector] = service.predict(TEXTS[:1])
     [promised] = post(service, "/v1/embeddings", {"input": TEXTS[0]})["data"]
-    assert len(own) == len(promised["embedding"]) == 8
-    assert np.linalg.norm(own) < 0.9
-    assert np.allclose(promised["embedding"], np.array(own) / np.linalg.norm(own))
+    assert len(vector) == len(promised["embedding"]) == 8
+    assert np.linalg.norm(vector) < 0.9
+    assert np.allclose(promised["embedding"], np.array(vector) / np.linalg.norm(vector))
 
 
 def test_other_representations_keep_the_lengths_of_the_files(serve: Serve) -> None:

@@ -20,11 +20,11 @@ def instance(case: Any) -> Any:
     return {"sequence": case["sequence"], "candidate_labels": case["candidate_labels"]}
 
 
-def assert_equal(found: Any, case: Any, golden: Any, near_tie: bool) -> None:
+def assert_equal(prediction: Any, case: Any, golden: Any, near_tie: bool) -> None:
     """The pipeline's answer; the order of scores that are too near each other does not count."""
-    assert list(found) == ["sequence", "labels", "scores"]
-    assert found["sequence"] == case["sequence"]
-    pairs, expected = (list(zip(answer["labels"], answer["scores"], strict=True)) for answer in (found, golden))
+    assert list(prediction) == ["sequence", "labels", "scores"]
+    assert prediction["sequence"] == case["sequence"]
+    pairs, expected = (list(zip(answer["labels"], answer["scores"], strict=True)) for answer in (prediction, golden))
     assert sorted((score for _, score in pairs), reverse=True) == [score for _, score in pairs]
     if near_tie:
         pairs, expected = sorted(pairs), sorted(expected)
@@ -63,11 +63,11 @@ def test_every_form_of_an_instance_has_the_same_answer(serve: Serve) -> None:
     labels = ["sport", "politics"]
     expected = service.predict([{"sequence": SEQUENCE, "candidate_labels": labels}])
     assert expected[0]["labels"][0] == "sport"
-    for one in (
+    for form in (
         {"sequences": SEQUENCE, "candidate_labels": labels},
         {"text": SEQUENCE, "candidate_labels": " sport,politics ,, "},
     ):
-        assert service.predict([one]) == expected
+        assert service.predict([form]) == expected
     for shared in (labels, "sport, politics"):
         assert service.predict([SEQUENCE, {"text": SEQUENCE}], {"candidate_labels": shared}) == expected * 2
     own = {"sequence": SEQUENCE, "candidate_labels": labels}

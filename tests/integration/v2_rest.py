@@ -41,13 +41,13 @@ def read(response: httpx.Response) -> tuple[dict[str, Any], dict[str, Any]]:
     assert response.headers["content-type"] == f"application/{'octet-stream' if LENGTH in response.headers else 'json'}"
     header, rest = json.loads(response.content[:length]), response.content[length:]
     outputs = {}
-    for one in header["outputs"]:
-        values = one.get("data")
+    for output in header["outputs"]:
+        values = output.get("data")
         if values is None:
-            size = one["parameters"]["binary_data_size"]
-            values, rest = elements_of(rest[:size], one["datatype"]), rest[size:]
-        kind = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}[one["datatype"]]
-        outputs[one["name"]] = np.array(values, kind).reshape(one["shape"]).tolist()
+            size = output["parameters"]["binary_data_size"]
+            values, rest = elements_of(rest[:size], output["datatype"]), rest[size:]
+        kind = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}[output["datatype"]]
+        outputs[output["name"]] = np.array(values, kind).reshape(output["shape"]).tolist()
     assert rest == b""
     return header, outputs
 

@@ -74,7 +74,7 @@ class TritonPythonModel:
         return True
 
     def results(self, request: Any) -> dict[str, np.ndarray]:
-        """What the weights give, by name: FP32 [B,...] for a batched model, [...] for one that takes a single text."""
+        """Outputs of the weights by name: FP32 [B,...] for a batched model, [...] for one that takes a single text."""
         ids = self.input(request, IDS_NAMES)
         if ids is None:
             raise pb_utils.TritonModelException("the input with the token ids is missing")

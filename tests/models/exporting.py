@@ -64,7 +64,7 @@ def triton_with_torch() -> Path:
 
 
 def printed_by(flags: Sequence[str]) -> str:
-    """What the command prints. Raises what it raises."""
+    """The output of the command. Raises the command's errors."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert run(flags, os.environ) == 0

@@ -181,13 +181,13 @@ def soak(
     total = {name: Tally() for name in names}
     with ThreadPoolExecutor(clients) as pool:
         for tallies in pool.map(client, range(clients)):
-            for name, one in tallies.items():
+            for name, tally_of_model in tallies.items():
                 whole = total[name]
-                whole.requests += one.requests
-                whole.texts += one.texts
-                whole.refused += one.refused
-                whole.wrong += one.wrong
-                whole.most = max(whole.most, one.most)
+                whole.requests += tally_of_model.requests
+                whole.texts += tally_of_model.texts
+                whole.refused += tally_of_model.refused
+                whole.wrong += tally_of_model.wrong
+                whole.most = max(whole.most, tally_of_model.most)
     return total
 
 

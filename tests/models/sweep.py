@@ -104,7 +104,7 @@ def swept(architecture: str, model_type: str, seconds: int) -> dict[str, str]:
         os.write(writing, json.dumps(result).encode()[:60_000])
         os._exit(0)
     os.close(writing)
-    deadline, said = time.monotonic() + seconds, b""
+    deadline, output = time.monotonic() + seconds, b""
     while time.monotonic() < deadline and os.waitpid(child, os.WNOHANG) == (0, 0):
         time.sleep(0.05)
     else:
@@ -112,8 +112,8 @@ def swept(architecture: str, model_type: str, seconds: int) -> dict[str, str]:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    result = json.loads(said) if said else {"result": "no end", "why": f"killed, or not over after {seconds} s"}
+        output = pipe.read()
+    result = json.loads(output) if output else {"result": "no end", "why": f"killed, or not over after {seconds} s"}
     return {"architecture": architecture, "model_type": model_type, **result}
 
 

@@ -100,11 +100,11 @@ def test_reduced_embeddings_give_every_answer(exports: Exports) -> None:
     whole, _ = exports.export(exports.checkpoint("minibert_mean"), "--format=onnx")
     reduced, _ = exports.export(exports.checkpoint("minibert_mean"), "--format=onnx", "--reduce")
     asked = [{}, {"normalize": False}, {"dimensions": 16}, {"prompt_name": "query"}, {"stride": 10}]
-    found = []
+    answers = []
     for name in (whole, reduced):
         with exports.serve(name, "--on_overflow=window") as service:
-            found.append([service.predict(["hello", long], parameters) for parameters in asked])
-    for one, other in zip(*found, strict=True):
+            answers.append([service.predict(["hello", long], parameters) for parameters in asked])
+    for one, other in zip(*answers, strict=True):
         test_text_embedding.assert_close(one, other)
 
 
@@ -264,7 +264,7 @@ NEXT = "BertForNextSentencePrediction"
 
 
 @pytest.mark.parametrize(
-    ("change", "what", "says"),
+    ("change", "argument", "says"),
     [
         (without, WEIGHTS, "can't load the weights for fill_mask"),
         (broken, WEIGHTS, "can't load the weights for fill_mask"),
@@ -278,11 +278,11 @@ NEXT = "BertForNextSentencePrediction"
     ],
     ids=lambda one: getattr(one, "__name__", str(one)),
 )
-def test_folders_that_can_not_be_exported(exports: Exports, tmp_path: Path, change, what, says: str) -> None:
+def test_folders_that_can_not_be_exported(exports: Exports, tmp_path: Path, change, argument, says: str) -> None:
     source = tmp_path / "source"
     shutil.copytree(exports.checkpoint("bert"), source)
     (source / "vocab.txt").unlink(missing_ok=True)
-    change(source, what)
+    change(source, argument)
     (tmp_path / "empty").mkdir()
     found = refused(source, tmp_path / "empty")
     assert isinstance(found, LoadError) and says in str(found), str(found)

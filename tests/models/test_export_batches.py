@@ -89,7 +89,7 @@ def alone(source: Path, ids: list[int]) -> np.ndarray:
 
 
 def answers(folder: Path, texts: list[list[int]]) -> np.ndarray:
-    """Those of the written file to one batch, padded on the right."""
+    """Answers of the written file to one batch, padded on the right."""
     width = max(map(len, texts))
     inputs = {
         "input_ids": np.array([[*ids, *[0] * (width - len(ids))] for ids in texts]),

@@ -34,13 +34,13 @@ def test_the_goldens(exports: Exports, model: str, form: str, flags: tuple[str, 
 
 
 def test_a_reduced_model_gives_what_needs_vectors_before_normalization(exports: Exports) -> None:
-    texts, found = ["hello", "The cat sleeps on the sofa. " * 60], []
+    texts, answers = ["hello", "The cat sleeps on the sofa. " * 60], []
     for flags in ((), ("--reduce",)):
         name, _ = exports.export(exports.checkpoint("m3"), "--format=onnx", *flags)
         with exports.serve(name, "--on_overflow=window") as service:
             wanted = {"representations": ["dense", "multi_vector"], "normalize": False}
-            found.append(service.predict(texts, wanted))
-    for whole, reduced in zip(*found, strict=True):
+            answers.append(service.predict(texts, wanted))
+    for whole, reduced in zip(*answers, strict=True):
         assert np.linalg.norm(whole["dense"]) != pytest.approx(1, abs=0.01)
         for name in ("dense", "multi_vector"):
             assert_near(reduced[name], whole[name])

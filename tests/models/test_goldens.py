@@ -15,7 +15,7 @@ GENERATORS = sorted((ROOT / "scripts" / "goldens").glob("generate_*.py"))
 
 @pytest.mark.parametrize("generator", GENERATORS, ids=lambda path: path.stem.removeprefix("generate_"))
 def test_goldens_are_up_to_date(generator: Path) -> None:
-    """Those of question answering need transformers 4, which .venv-models-4 of the checkout has, or the environment
+    """Goldens of question answering need transformers 4, which .venv-models-4 of the checkout has, or the environment
     that HF_TRANSFORMER_MODELS_4_ENVIRONMENT names."""
     python = Path(sys.executable)
     if generator.stem == "generate_question_answering":

@@ -30,7 +30,7 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from hf_transformer.app.wiring import load_model
+from hf_transformer.app.loading import load_model
 from hf_transformer.commands.export.command import run
 from hf_transformer.errors import ConfigError, InvalidInput, LoadError
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank

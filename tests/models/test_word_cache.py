@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
-from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.types.tokenization import PLAIN, Encoding
 from tests.tiny_tokenizers.corpus import any_texts
 from tests.tiny_tokenizers.separable import encode

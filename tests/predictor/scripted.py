@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, ModelCall, Outputs, Reply, Transport, UnknownRegion
-from hf_transformer.predictor.shared_memory import ALIGNMENT_BYTES
+from hf_transformer.predictor.regions import ALIGNMENT_BYTES
 from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import RepositoryEntry, ServerDescription, Tensor

@@ -176,14 +176,14 @@ async def test_models_of_one_server_share_their_connections(protocol: str) -> No
 
 
 @pytest.mark.parametrize(
-    "other", [{"timeout": 31.0}, {"max_response_bytes": 2**20}, {"max_send_message_length": 2**20}], ids=str
+    "changed", [{"timeout": 31.0}, {"max_response_bytes": 2**20}, {"max_send_message_length": 2**20}], ids=str
 )
-async def test_other_settings_have_other_connections(protocol: str, other: Mapping[str, Any]) -> None:
+async def test_other_settings_have_other_connections(protocol: str, changed: Mapping[str, Any]) -> None:
     connections = Connections()
     async with (
         serving(protocol) as (server, host),
         connections.transport(protocol, settings(host)) as one,
-        connections.transport(protocol, settings(host, **other)) as another,
+        connections.transport(protocol, settings(host, **changed)) as another,
     ):
         assert await infer(one) == await infer(another) == ANSWERED
         assert len(set(server.peers)) == 2
@@ -192,11 +192,11 @@ async def test_other_settings_have_other_connections(protocol: str, other: Mappi
 async def test_other_protocols_and_holders_have_other_connections(protocol: str) -> None:
     async with (
         serving(protocol) as (server, host),
-        open_transport(protocol, settings(host)) as one,
+        open_transport(protocol, settings(host)) as first,
         open_transport(protocol, settings(host)) as another,
         Connections().transport(protocol, settings(host)) as third,
     ):
-        for transport in (one, another, third):
+        for transport in (first, another, third):
             assert await infer(transport) == ANSWERED
         assert len(set(server.peers)) == 3
     connections = Connections()
@@ -208,11 +208,11 @@ async def test_predictors_share_the_connections_that_they_are_given(protocol: st
     connections, metrics = Connections(), Metrics().of("m")
     async with (
         serving(protocol) as (server, host),
-        open_predictor(protocol, settings(host, "a"), metrics, connections=connections) as one,
+        open_predictor(protocol, settings(host, "a"), metrics, connections=connections) as first,
         open_predictor(protocol, settings(host, "b"), metrics, connections=connections, retries=1) as another,
         open_predictor(protocol, settings(host, "c"), metrics) as third,
     ):
-        assert await infer(one) == await infer(another) == ANSWERED
+        assert await infer(first) == await infer(another) == ANSWERED
         assert len(set(server.peers)) == 1
         assert await infer(third) == ANSWERED
         assert len(set(server.peers)) == 2

@@ -210,12 +210,12 @@ async def test_a_generated_text_has_the_limit_of_an_event() -> None:
         settings = PredictorSettings("m", host, max_event_bytes=4000)
         connections = GrpcConnections(settings)
         client = await stack.enter_async_context(GrpcPredictor(settings, connections))
-        other = await stack.enter_async_context(GrpcPredictor(settings, connections))
+        generous = await stack.enter_async_context(GrpcPredictor(settings, connections))
         text = ModelCall([IDS], ["logits"], {}, cancellable=True, max_bytes=100_000)
         for _ in range(2):
             with pytest.raises(PredictorError, match="--max_predictor_event_bytes"):
                 await client.infer(text)
-        assert len(await infer(other)) == 2000
+        assert len(await infer(generous)) == 2000
     async with serving(ModelInfer=good) as host, predictor(host) as client:
         assert values_of((await client.infer(text)).tensors) == [0.5, 0.5]
     with pytest.raises(PredictorUnavailable):

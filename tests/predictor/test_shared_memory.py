@@ -18,18 +18,12 @@ from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
-from hf_transformer.predictor import shared_memory
+from hf_transformer.predictor import regions
 from hf_transformer.predictor.base import ModelCall, StaleConnection
-from hf_transformer.predictor.shared_memory import (
-    ALIGNMENT_BYTES,
-    PREFIX,
-    RESERVED_BYTES,
-    FreeList,
-    Pauses,
-    Region,
-    SharedMemory,
-    remove_leftovers,
-)
+from hf_transformer.predictor.region_files import PREFIX, RESERVED_BYTES, remove_leftovers
+from hf_transformer.predictor.regions import ALIGNMENT_BYTES, FreeList, Region
+from hf_transformer.predictor.registration import Pauses
+from hf_transformer.predictor.shared_memory import SharedMemory
 from hf_transformer.types.tensors import Tensor, TensorSpec
 from tests.predictor.scripted import ScriptedTransport
 from tests.support.polling import until
@@ -361,7 +355,7 @@ async def test_without_room_for_a_region_outputs_are_inline(
 
 async def test_without_room_registrations_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Shared(tmp_path, pauses=Pauses(lost=0.0))
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: SIZE + RESERVED_BYTES - 1)
+    monkeypatch.setattr(regions, "free_bytes", lambda folder: SIZE + RESERVED_BYTES - 1)
     async with shared.predictor:
         for number in range(3):
             assert await shared.infer(number) == [number]
@@ -376,7 +370,7 @@ async def test_the_region_of_a_dead_process_is_unregistered_to_get_its_room(
     dead = f"{PREFIX}dead"
     shared.transport.regions = {dead: tmp_path / dead, "foreign": tmp_path}
     room = {True: 0, False: SIZE + RESERVED_BYTES}
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: room[dead in shared.transport.regions])
+    monkeypatch.setattr(regions, "free_bytes", lambda folder: room[dead in shared.transport.regions])
     async with shared.predictor:
         assert await shared.infer(1) == [1]
         await shared.attempted(1)
@@ -464,7 +458,7 @@ def test_a_region_leaves_room_for_the_predictor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[int]
 ) -> None:
     remaining = iter(free)
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: next(remaining))
+    monkeypatch.setattr(regions, "free_bytes", lambda folder: next(remaining))
     region = Region(SIZE, tmp_path)
     with pytest.raises(OSError, match=f"{SIZE} bytes do not fit") as caught:
         region.fill()

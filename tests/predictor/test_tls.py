@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import predictor_settings
+from hf_transformer.app.settings import predictor_settings
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics

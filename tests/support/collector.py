@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import HOST
 
 TRACEPARENT = re.compile(rb"\r\ntraceparent: ([^\r]*)\r\n", re.IGNORECASE)
 

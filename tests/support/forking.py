@@ -22,8 +22,8 @@ from typing import Any, cast
 
 import orjson
 
+from hf_transformer.commands.child_process import ChildProcess
 from hf_transformer.commands.cli import main
-from hf_transformer.commands.local_triton import ChildProcess
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = ("commands.serve", "app.application", "api.grpc.server", "server.run")

@@ -1,4 +1,4 @@
-"""Waiting for a condition that no event announces. ``hf_transformer.commands.local_triton.poll`` does so in threads."""
+"""Waiting for a condition that no event announces. ``commands.child_process.poll`` does so in threads."""
 
 from __future__ import annotations
 

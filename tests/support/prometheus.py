@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import httpx
 
-from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
+from hf_transformer.commands.child_process import ChildProcess, poll
+from hf_transformer.commands.loopback import HOST
 
 MISSING = "there is no {} (on Debian and Ubuntu: apt-get install prometheus)"
 LISTENING = re.compile(r'msg="?Listening on"? address=[\d.]+:(\d+)')

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from tests.support.polling import SECONDS
 from tests.support.service import Service
 

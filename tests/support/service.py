@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import httpx
 
-from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
+from hf_transformer.commands.child_process import ChildProcess, poll
+from hf_transformer.commands.loopback import HOST
 from tests.support.described import check_answer
 from tests.support.forking import ForkedProcess
 

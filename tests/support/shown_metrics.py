@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.support.polling import SECONDS
 from tests.support.service import Service
 from tests.support.triton_repository import held

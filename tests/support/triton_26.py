@@ -21,7 +21,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 
 ROOT: Final = Path(__file__).parents[2]

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from hf_transformer.tasks.base import TaskSettings, TaskTokenizer
+from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
-from hf_transformer.types.tokenization import Encoding
+from hf_transformer.types.tokenization import Encoding, TaskTokenizer
 
 ENCODING = Encoding([1, 2, 3], [0, 0, 0])
 

@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.core.contract import fit_signature, role_from_numbered_name
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, TaskTokenizer
+from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.options import LOGITS
 from hf_transformer.tasks.reduced import ReducedClassification, ReducedEmbedding, ReducedFillMask, fit_reduced
@@ -20,7 +20,7 @@ from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tokenizer.model_files import find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import ModelSpec, TensorSpec
-from hf_transformer.types.tokenization import Encoding
+from hf_transformer.types.tokenization import Encoding, TaskTokenizer
 from tests.support.triton_repository import DEMO_MODEL
 from tests.tasks.task_settings import ENCODING, named, settings
 
@@ -208,14 +208,14 @@ def test_a_reduced_model_answers_with_its_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "function", "own"),
+    ("config", "function", "applied"),
     [(MULTI, "softmax", "sigmoid"), (SINGLE, "none", "softmax"), (SINGLE, "sigmoid", "softmax")],
 )
-def test_a_reduced_model_applies_its_own_function_alone(config: dict[str, Any], function: str, own: str) -> None:
+def test_a_reduced_model_applies_its_own_function_alone(config: dict[str, Any], function: str, applied: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         classify(config, [0.25, 0.125, 0.625], PIPELINE | {"function_to_apply": function})
     assert (raised.value.path, raised.value.got) == (("parameters", "function_to_apply"), repr(function))
-    assert raised.value.expected.startswith(repr(own))
+    assert raised.value.expected.startswith(repr(applied))
 
 
 def test_a_reduced_model_has_no_logits() -> None:

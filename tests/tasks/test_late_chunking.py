@@ -73,16 +73,16 @@ def test_the_vector_of_a_chunk_is_the_mean_of_its_tokens(name: str) -> None:
     tokenizer = tokenizer_of(name, 512)
     task, space = make_task(tokenizer), " " * (name == "ner_roberta")
     expected = means(tokenizer, CHUNKS, space)
-    found = embed(task, tokenizer, {"chunks": CHUNKS})
-    assert found.shape == (4, DIMENSIONS) and found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    vectors = embed(task, tokenizer, {"chunks": CHUNKS})
+    assert vectors.shape == (4, DIMENSIONS) and vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
     np.testing.assert_allclose(embed(task, tokenizer, {"text": TEXT, "spans": PLACES}), expected, atol=1e-6)
     np.testing.assert_allclose(
         embed(task, tokenizer, {"chunks": [f"{chunk} " for chunk in CHUNKS]}), expected, atol=1e-6
     )
     # Spans may overlap, and need no order.
-    found = embed(task, tokenizer, {"text": TEXT, "spans": [PLACES[1], PLACES[0], PLACES[1]]})
-    np.testing.assert_allclose(found, expected[[1, 0, 1]], atol=1e-6)
+    vectors = embed(task, tokenizer, {"text": TEXT, "spans": [PLACES[1], PLACES[0], PLACES[1]]})
+    np.testing.assert_allclose(vectors, expected[[1, 0, 1]], atol=1e-6)
     cut = embed(task, tokenizer, {"chunks": CHUNKS}, {"dimensions": 2})
     np.testing.assert_allclose(cut, expected[:, :2] / np.linalg.norm(expected[:, :2], axis=1, keepdims=True), atol=1e-6)
     named = embed(task, tokenizer, {"chunks": CHUNKS}, {"representations": "dense"})
@@ -170,16 +170,16 @@ def test_the_size_of_the_answer_counts_each_span() -> None:
 def test_many_spans_of_a_long_text_are_bounded_work() -> None:
     tokenizer = tokenizer_of("minibert_mean", 512)
     task = make_task(tokenizer)
-    whole, one = [[0, len(TEXT)]] * 50, task.options({"dimensions": 1})
-    [text] = task.texts(task.item({"text": TEXT, "spans": whole}, (), one), one)
+    whole, options = [[0, len(TEXT)]] * 50, task.options({"dimensions": 1})
+    [text] = task.texts(task.item({"text": TEXT, "spans": whole}, (), options), options)
     [[encoding]] = tokenizer.encode_windows([text], Tokenization())
-    assert task.answer_size(encoding, one) == 38  # 50 vectors of all dimensions are in memory
+    assert task.answer_size(encoding, options) == 38  # 50 vectors of all dimensions are in memory
     large = make_task(tokenizer, SentenceTransformers(pooling=("mean",)), hidden_size=40_000)
-    assert large.decode_cost(encoding, one) > 20_000  # a thread's work
+    assert large.decode_cost(encoding, options) > 20_000  # a thread's work
     [vector, *_] = embed(task, tokenizer, {"text": TEXT, "spans": whole})
     np.testing.assert_allclose(vector, mean_of(tokenizer, TEXT), atol=1e-6)
     with pytest.raises(TooLarge, match=r"spans: expected at most 4096 for a text, got 4097"):
-        task.item({"text": TEXT, "spans": [[0, 1]] * 4097}, (), one)
+        task.item({"text": TEXT, "spans": [[0, 1]] * 4097}, (), options)
 
 
 def test_texts_with_spans_share_a_request_with_other_texts() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 import pytest
 
+from hf_transformer.app.loading import load_model, reranker_class
 from hf_transformer.app.rerank_template import pair_template
-from hf_transformer.app.wiring import load_model, reranker_class
 from hf_transformer.errors import InvalidInput, LoadError, PredictorError, TooLarge
 from hf_transformer.tasks.base import CrossEncoder, SentenceTransformers
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
@@ -98,12 +98,12 @@ def test_only_the_document_is_cut_with_a_template() -> None:
 
 
 def test_a_rendered_template_is_split_at_the_texts() -> None:
-    found = template_of(lambda query, document, _: f"<s>query: {query} document: {document}\nscore:")
-    assert found == PairTemplate(
+    template = template_of(lambda query, document, _: f"<s>query: {query} document: {document}\nscore:")
+    assert template == PairTemplate(
         before_query="<s>query: ", after_query=" document:", before_document=" ", suffix=("\nscore:",)
     )
-    found = template_of(lambda query, document, told: f"{told or 'Judge.'}\n{query}\n\nD: {document}")
-    assert found == PairTemplate(
+    template = template_of(lambda query, document, told: f"{told or 'Judge.'}\n{query}\n\nD: {document}")
+    assert template == PairTemplate(
         before_query="Judge.\n", instructed=("", "\n"), after_query="\n\n", before_document="D: "
     )
     assert template_of(lambda query, document, _: f"only {query}") is None

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import check_stride, flags_without_effect, load_model
+from hf_transformer.app.loading import load_model
+from hf_transformer.app.settings import check_stride, flags_without_effect
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.entities import STRATEGIES, merge_entities
 from hf_transformer.tasks.token_classification import TokenClassification, WindowShape, window_parts
-from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.types.tokenization import Encoding, Tokenization, Words
 from tests.tasks.task_settings import named, settings
 
@@ -96,13 +96,13 @@ def test_a_label_named_o_with_a_prefix_is_an_entity(strategy: str) -> None:
     )
     # B-O I-O O: the tokens outside end the entity. The subword ##son has the label of its word.
     rows = logits([names.index(name) for name in ("O", "B-O", "I-O", "I-O", "O", "I-O", "O", "S-O", "O")], (0.9,) * 9)
-    found = [
+    entities = [
         entity("anna smithson", 0.9, 0, 13, "O"),
         entity("Xy", 0.9, 18, 20, "O"),
         entity("oslo", 0.9, 24, 28, "O"),
     ]
-    assert decode(task, rows) == decode(task, rows, ignore_labels=["O"]) == found
-    assert decode(task, rows, ignore_labels=["O", "B-O", "I-O"]) == found[2:]
+    assert decode(task, rows) == decode(task, rows, ignore_labels=["O"]) == entities
+    assert decode(task, rows, ignore_labels=["O", "B-O", "I-O"]) == entities[2:]
     groups = [one["word"] for one in decode(task, rows, ignore_labels=[])]
     assert groups == ["anna smithson", "saw", "Xy", "in", "oslo"]
 

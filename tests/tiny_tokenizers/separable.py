@@ -7,7 +7,7 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.tokenizer.words import LLAMA3_WORDS, QWEN2_WORDS, WordCache, chunk_rules
 from hf_transformer.types.tokenization import PLAIN, Encoding
 from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece, xlm_roberta

@@ -11,8 +11,8 @@ import pytest
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer import words as module
 from hf_transformer.tokenizer.cache_check import CHECK_EVERY, HARD_TEXTS, MAX_CHARACTERS, CacheCheck
-from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.load import load_fast
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 from tests.support.triton_repository import DEMO_MODEL

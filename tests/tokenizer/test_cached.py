@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.errors import InvalidInput, RequestError
-from hf_transformer.tokenizer.engine import Engine, RustEngine
+from hf_transformer.tokenizer.engine import Engine
 from hf_transformer.tokenizer.load import load_fast
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.tokenizer.tokenizer import CHUNK_TEXTS, CPUS, INLINE_CHARACTERS, Tokenizer
 from hf_transformer.tokenizer.words import MAX_TEXT_CHARACTERS
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Words

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app.wiring import load_model
+from hf_transformer.app.loading import load_model
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import MAX_SETTINGS_BYTES, SMALL_FILES, load_json

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tokenizer import engine as module
+from hf_transformer.tokenizer import prefixes, rust_engine
 from hf_transformer.types.tokenization import Encoding, TextInput, Tokenization
 from tests.tiny_tokenizers.corpus import ADDED, ODD, SPACES, any_texts
 from tests.tiny_tokenizers.separable import BACKENDS, engine_of, vocabulary
@@ -27,12 +27,17 @@ OPTIONS = {
 warm = cache(engine_of)
 
 
+def set_limits(patch: pytest.MonkeyPatch, long_text: int, words: int) -> None:
+    patch.setattr(rust_engine, "LONG_TEXT_CHARACTERS", long_text)
+    for module in (prefixes, rust_engine):
+        patch.setattr(module, "MAX_WORDS_PER_CHARACTER", words)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def low_limits() -> Iterator[None]:
     """Texts are long from 30 characters on, and an added token is as many words as it has characters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LONG_TEXT_CHARACTERS", 30)
-        patch.setattr(module, "MAX_WORDS_PER_CHARACTER", 1)
+        set_limits(patch, long_text=30, words=1)
         yield
 
 
@@ -47,9 +52,9 @@ def encode(name: str, text: TextInput, options: Tokenization) -> Encoding | str:
 def shortens(name: str, text: TextInput, options: Tokenization, first_prefix: int) -> bool:
     """Whether the engine encodes only a prefix. Asserts that the result is that of the whole text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MIN_PREFIX_CHARACTERS", 10**9)
+        patch.setattr(prefixes, "MIN_PREFIX_CHARACTERS", 10**9)
         expected = encode(name, text, options)
-        patch.setattr(module, "MIN_PREFIX_CHARACTERS", first_prefix)
+        patch.setattr(prefixes, "MIN_PREFIX_CHARACTERS", first_prefix)
         assert encode(name, text, options) == expected
         return warm(name, LIMIT).prefix(text, LIMIT, options) != text
 
@@ -80,8 +85,7 @@ def test_prefixes_may_end_inside_added_tokens_contractions_accents_and_spaces(na
 @pytest.mark.parametrize("unit", ["the hotel ", "a ", ".", "中", "a. b, "])
 def test_a_very_long_text_is_encoded_by_a_prefix(name: str, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 takes a run of full stops for one word, and has to encode all of it."""
-    monkeypatch.setattr(module, "LONG_TEXT_CHARACTERS", 32_768)
-    monkeypatch.setattr(module, "MAX_WORDS_PER_CHARACTER", 32)
+    set_limits(monkeypatch, long_text=32_768, words=32)
     text = (unit * 300_000)[:300_000]
     engine = engine_of(name, 512)
     prefix = engine.prefix(text, 512, Tokenization())
@@ -96,10 +100,10 @@ def test_a_very_long_text_is_encoded_by_a_prefix(name: str, unit: str, monkeypat
 def test_windows_whole_texts_and_left_truncation_read_the_whole_text(
     side: str, options: Tokenization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MIN_PREFIX_CHARACTERS", 16)
+    monkeypatch.setattr(prefixes, "MIN_PREFIX_CHARACTERS", 16)
     text = " ".join(map(str, range(500)))
     encoded = engine_of("bert", LIMIT, side=side).encode([text], options)
-    monkeypatch.setattr(module, "LONG_TEXT_CHARACTERS", 10**9)
+    monkeypatch.setattr(rust_engine, "LONG_TEXT_CHARACTERS", 10**9)
     assert engine_of("bert", LIMIT, side=side).encode([text], options) == encoded
 
 

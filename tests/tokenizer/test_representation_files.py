@@ -81,7 +81,7 @@ def test_what_can_not_be_served_is_refused(tmp_path: Path, kinds: tuple[str, ...
 
 def test_pylate_has_its_own_defaults(tmp_path: Path) -> None:
     files = {SETTINGS: {"query_prefix": "[Q] ", "prompts": {"query": "[Q] find: "}}, BERT: {"max_seq_length": 31}}
-    found = read(tmp_path, ("Transformer", "Dense"), {**files, "1_Dense/config.json": {"out_features": 96}})
+    settings = read(tmp_path, ("Transformer", "Dense"), {**files, "1_Dense/config.json": {"out_features": 96}})
     late = LateInteraction(
         markers={"query": "[Q] ", "document": "[D] "},
         lengths={"query": 32, "document": 180},
@@ -90,7 +90,7 @@ def test_pylate_has_its_own_defaults(tmp_path: Path) -> None:
         size=96,
     )
     prompts = {"query": "find: "}
-    assert found == SentenceTransformers(
+    assert settings == SentenceTransformers(
         late_interaction=late, prompts=prompts, max_seq_length=180, similarity="maxsim"
     )
 

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer import words as module
-from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.rust_engine import RustEngine
 from hf_transformer.tokenizer.words import (
     LEARN_EVERY,
     MAX_CHUNK_CHARACTERS,

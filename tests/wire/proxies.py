@@ -25,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from hf_transformer.commands.local_triton import HOST, reserved_port
+from hf_transformer.commands.loopback import HOST, reserved_port
 from tests.integration.server.serving import App, body_of, serving
 from tests.support.raw_http import connected_to, read_response, request
 from tests.wire.corpus import UPGRADE

@@ -13,47 +13,81 @@ Source: vllm/entrypoints/generate/generative_scoring of https://github.com/vllm-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, inf
-from typing import Any
+from typing import Annotated, Any, Final
 
+from msgspec import Meta
+
+from hf_transformer.api.bodies import ModelBody
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects.routes import listed, read_body
-from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.fields import without_effect
-from hf_transformer.api.service import Service, generative
+from hf_transformer.api.dialects.routes import listed
+from hf_transformer.api.errors import expect
+from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.errors import InvalidInput, Path, PredictorError
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
-from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.text_embedding import read_token_ids
+from hf_transformer.types.fields import NO_EFFECT, Form, Natural, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Context, Json, RequestBudget
 from hf_transformer.types.tokenization import TokenIds, Tokenization
 
-FIELDS = ("query", "items", "label_token_ids", "apply_softmax", "item_first", "add_special_tokens")
-IGNORED = without_effect("embeddings", "request_id", "user", "priority")
 LABELS = "label_token_ids"
 TOKEN_BYTES, SCORE_BYTES = 40, 300
 """Bytes of a token in a prompt and in the model's input, and of a score with its token."""
 
 
-async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
+TEXT_OR_IDS = (str, list[Natural])
+
+
+class ScoringRequest(ModelBody, kw_only=True):
+    """A request for scores."""
+
+    query: Annotated[
+        Json,
+        about("Text or token ids before each item.", expected="a string or a list of token ids", shown=TEXT_OR_IDS),
+    ]
+    items: Annotated[
+        Annotated[list[Json], Meta(min_length=1)],
+        about(
+            "Texts, or lists of their token ids.",
+            expected="a list of texts or of lists of token ids",
+            shown=(Annotated[list[str | list[Natural]], Meta(min_length=1)],),
+        ),
+    ]
+    label_token_ids: Annotated[
+        Json,
+        about(
+            "Tokens to compare; the first one is scored.",
+            expected="a list of token ids",
+            shown=(Annotated[list[Natural], Meta(min_length=1)],),
+        ),
+    ]
+    apply_softmax: Annotated[bool, about("Whether the labels share the probability, or the whole vocabulary.")] = True
+    item_first: Annotated[bool, about("Whether an item precedes the query.")] = False
+    add_special_tokens: Annotated[bool, about("Whether the query gets special tokens.")] = True
+    user: Annotated[str | None, NO_EFFECT] = None
+    request_id: Annotated[str | None, NO_EFFECT] = None
+    priority: Annotated[Json, only(0, because="the service has no priorities")] = None
+
+
+FORM: Final = Form(ScoringRequest)
+
+
+async def score(service: Service, call: Call, served: Model, body: ScoringRequest) -> Response:
     """Returns the score of each item. Raises RequestError, also for a model without logits."""
-    served, parameters = read_body(service, call, payload, tasks=GENERATIVE, known=FIELDS, ignored=IGNORED)
     model = generative(served, "generative_scoring")
-    labels = _read_labels(parameters.get(LABELS), model)
-    items = expect_items(parameters.get("items"), "items", "a list of texts or of lists of token ids")
+    labels = _read_labels(body.label_token_ids, model)
+    items = body.items
     call.budget.few("items", items)
-    softmax, item_first = parameters.flag("apply_softmax", True), parameters.flag("item_first", False)
-    special = parameters.flag("add_special_tokens", True)
-    [query] = await _to_ids([parameters.get("query")], [("query",)], model, special, call.context)
+    [query] = await _to_ids([body.query], [("query",)], model, body.add_special_tokens, call.context)
     paths: list[Path] = [("items", index) for index in range(len(items))]
     texts = await _to_ids(items, paths, model, False, call.context)
     _count(query, texts, labels, call.budget)
-    prompts = [TokenIds(text + query if item_first else query + text) for text in texts]
+    prompts = [TokenIds(text + query if body.item_first else query + text) for text in texts]
     names = {"logprobs": LABELS, "score_ids": LABELS}
     sampling = Sampling(max_tokens=1, greedy=True, ignore_eos=True, logprobs=0, score_ids=labels, names=names)
     call.context.field_names = TOP_LEVEL
@@ -63,7 +97,7 @@ async def score(service: Service, call: Call, payload: Mapping[str, Json]) -> Re
     data = []
     for index, piece in enumerate(pieces):
         scores = [token.logprob for token in piece.tokens[0].top]
-        data.append({"index": index, "object": "score", "score": first_share(scores, softmax)})
+        data.append({"index": index, "object": "score", "score": first_share(scores, body.apply_softmax)})
     return await listed(service, call, "generative-scoring", data, call.context.tokens, len(pieces))
 
 

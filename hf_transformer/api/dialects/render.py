@@ -13,100 +13,151 @@ Source: vllm/entrypoints/scale_out/render and token_in_token_out/protocol.py of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import orjson
+from msgspec import field
 
-from hf_transformer.api.bodies import choose_model, read_texts
+from hf_transformer.api.bodies import (
+    TEXTS_OR_IDS,
+    OpenModelBody,
+    choose_model,
+    read_declared,
+    read_texts,
+)
 from hf_transformer.api.call import Call
+from hf_transformer.api.chat_tools import Tools
+from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
-from hf_transformer.api.openai.chat import render_prompt, require_template
-from hf_transformer.api.openai.tools import read_tools
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Models, Service, generative
 from hf_transformer.api.tokenize import check_ids, off_loop
-from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge, describe
+from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import GENERATIVE
-from hf_transformer.protocol.server_codec import note_unknown
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import Encoding, TextInput, TokenIds, Tokenization
 
-TRUNCATE_PROMPT_TOKENS = "truncate_prompt_tokens"
-Kind = tuple[type | UnionType, str]
-NUMBER: Final[Kind] = (int | float, "a number")
-COUNT: Final[Kind] = (int, "a whole number")
-FLAG: Final[Kind] = (bool, "true or false")
-LIST: Final[Kind] = (list, "a list")
-OBJECT: Final[Kind] = (dict, "an object")
-TEXT: Final[Kind] = (str, "a string")
-TEXTS: Final[Kind] = (str | list, "a string or a list of strings")
+TRUNCATE_PROMPT_TOKENS: Final = "truncate_prompt_tokens"
+Number: TypeAlias = Annotated[int | float, about(expected="a number")]
 
-SAMPLING: Mapping[str, tuple[Kind, Json]] = {
-    "n": (COUNT, 1),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), (NUMBER, 0.0)),
-    **dict.fromkeys(("repetition_penalty", "temperature", "top_p"), (NUMBER, 1.0)),
-    "top_k": (COUNT, 0),
-    "seed": (COUNT, None),
-    "stop": (TEXTS, []),
-    "stop_token_ids": (LIST, []),
-    "ignore_eos": (FLAG, False),
-    "min_tokens": (COUNT, 0),
-    "prompt_logprobs": (COUNT, None),
-    "logprob_token_ids": (LIST, []),
-    "skip_special_tokens": (FLAG, True),
-    "spaces_between_special_tokens": (FLAG, True),
-    "include_stop_str_in_output": (FLAG, False),
-    "structured_outputs": (OBJECT, None),
-    "logit_bias": (OBJECT, None),
-    "bad_words": (LIST, []),
-    "allowed_token_ids": (LIST, None),
-    "thinking_token_budget": (COUNT, None),
-    "repetition_detection": (OBJECT, None),
+
+REPEATED: Final = about("Repeated by the answer.")
+SAMPLED: Final = about("As in vLLM's SamplingParams.")
+
+
+class PassedFields(OpenModelBody):
+    """Fields of a body that the answer repeats, with vLLM's defaults."""
+
+    return_token_ids: Annotated[bool | None, REPEATED] = None
+    stream: Annotated[bool, REPEATED] = False
+    stream_options: Annotated[dict[str, Json] | None, REPEATED] = None
+    cache_salt: Annotated[str | None, REPEATED] = None
+    priority: Annotated[int, REPEATED] = 0
+    kv_transfer_params: Annotated[dict[str, Json] | None, REPEATED] = None
+    ec_transfer_params: Annotated[dict[str, Json] | None, REPEATED] = None
+
+
+class SamplingParamsFields(PassedFields):
+    """Fields of a body that are fields of vLLM's SamplingParams, with their defaults there."""
+
+    n: Annotated[int, SAMPLED] = 1
+    presence_penalty: Annotated[Number, SAMPLED] = 0.0
+    frequency_penalty: Annotated[Number, SAMPLED] = 0.0
+    min_p: Annotated[Number, SAMPLED] = 0.0
+    repetition_penalty: Annotated[Number, SAMPLED] = 1.0
+    temperature: Annotated[Number, SAMPLED] = 1.0
+    top_p: Annotated[Number, SAMPLED] = 1.0
+    top_k: Annotated[int, SAMPLED] = 0
+    seed: Annotated[int | None, SAMPLED] = None
+    stop: Annotated[str | list[Json], SAMPLED, about(expected="a string or a list of strings")] = field(
+        default_factory=list
+    )
+    stop_token_ids: Annotated[list[Json], SAMPLED] = field(default_factory=list)
+    ignore_eos: Annotated[bool, SAMPLED] = False
+    min_tokens: Annotated[int, SAMPLED] = 0
+    prompt_logprobs: Annotated[int | None, SAMPLED] = None
+    logprob_token_ids: Annotated[list[Json], SAMPLED] = field(default_factory=list)
+    skip_special_tokens: Annotated[bool, SAMPLED] = True
+    spaces_between_special_tokens: Annotated[bool, SAMPLED] = True
+    include_stop_str_in_output: Annotated[bool, SAMPLED] = False
+    structured_outputs: Annotated[dict[str, Json] | None, SAMPLED] = None
+    logit_bias: Annotated[dict[str, Json] | None, SAMPLED] = None
+    bad_words: Annotated[list[Json], SAMPLED] = field(default_factory=list)
+    allowed_token_ids: Annotated[list[Json] | None, SAMPLED] = None
+    thinking_token_budget: Annotated[int | None, SAMPLED] = None
+    repetition_detection: Annotated[dict[str, Json] | None, SAMPLED] = None
+
+
+PASSED: Final = [name for name in PassedFields.__struct_fields__ if name not in OpenModelBody.__struct_fields__]
+DEFAULTS: Final = SamplingParamsFields()
+SAMPLING: Final = {
+    name: getattr(DEFAULTS, name) for name in DEFAULTS.__struct_fields__ if name not in PassedFields.__struct_fields__
 }
-"""Fields of a body that are fields of vLLM's SamplingParams, with their types and defaults there."""
-PASSED: Mapping[str, tuple[Kind, Json]] = {
-    "return_token_ids": (FLAG, None),
-    "stream": (FLAG, False),
-    "stream_options": (OBJECT, None),
-    "cache_salt": (TEXT, None),
-    "priority": (COUNT, 0),
-    "kv_transfer_params": (OBJECT, None),
-    "ec_transfer_params": (OBJECT, None),
-}
-"""Fields of a body that the answer repeats."""
-LENGTH = (TRUNCATE_PROMPT_TOKENS, "truncation_side", "add_special_tokens", "return_token_offsets")
-COMMON = ("model", "request_id", "response_format", "logprobs", "max_tokens", "echo", "user", *LENGTH)
-COMPLETIONS = ("prompt", *COMMON, *SAMPLING, *PASSED)
-CHAT_FIELDS = (
-    *("messages", "tools", "documents", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
-    *("continue_final_message", "reasoning_effort"),
-)
-"""Fields of a body that render its chat."""
-CHAT = (
-    *CHAT_FIELDS,
-    *("max_completion_tokens", "top_logprobs", "tool_choice", "parallel_tool_calls", "include_reasoning"),
-)
+"""The fields of SamplingParams with their defaults."""
+
+
+class RenderBody(SamplingParamsFields):
+    """Further fields of both routes."""
+
+    request_id: Annotated[str | None, about("Name of the request, unless X-Request-Id has it.")] = None
+    response_format: Annotated[dict[str, Json] | None, about("Form of the text.")] = None
+    max_tokens: Annotated[int | None, about("Maximum number of new tokens of a text.")] = None
+    echo: Annotated[bool, about("Whether the answer includes the prompt.")] = False
+    user: Annotated[Json, NO_EFFECT] = None
+    truncate_prompt_tokens: Annotated[int | None, about("Maximum length of a prompt; -1 for the model's.")] = None
+    truncation_side: Annotated[Literal["left", "right"] | None, about("The side of a prompt that is cut.")] = None
+    add_special_tokens: Annotated[bool | None, about("Whether the tokenizer adds special tokens.")] = None
+    return_token_offsets: Annotated[bool, about("Whether the answer has the tokens' offsets in the text.")] = False
+
+
+class RenderCompletionRequest(RenderBody, kw_only=True):
+    """A body of completions."""
+
+    prompt: Annotated[
+        Json,
+        about(
+            "A prompt, its token ids, or a list of prompts.",
+            expected=TEXTS_OR_IDS,
+            shown=(str, NonEmpty[Natural], NonEmpty[str | NonEmpty[Natural]]),
+        ),
+    ]
+    logprobs: Annotated[int | None, about("Likeliest tokens beside each token.")] = None
+
+
+class RenderChatRequest(RenderBody, kw_only=True):
+    """A body of chat completions."""
+
+    messages: Messages
+    tools: Tools = None
+    documents: Documents = None
+    chat_template: OwnTemplate = None
+    chat_template_kwargs: TemplateVariables = None
+    add_generation_prompt: Annotated[bool, about("Whether the prompt ends with the start of an answer.")] = True
+    continue_final_message: Annotated[bool, about("Whether the prompt ends within the last message.")] = False
+    reasoning_effort: ReasoningEffort = None
+    max_completion_tokens: Annotated[int | None, about("The same as max_tokens, which it precedes.")] = None
+    logprobs: Annotated[bool, about("Whether tokens have log probabilities.")] = False
+    top_logprobs: Annotated[int, about("Likeliest tokens beside each token.")] = 0
+    tool_choice: Annotated[Json, NO_EFFECT] = None
+    parallel_tool_calls: Annotated[Json, NO_EFFECT] = None
+    include_reasoning: Annotated[Json, NO_EFFECT] = None
+
+
+COMPLETION_FORM, CHAT_FORM = Form(RenderCompletionRequest), Form(RenderChatRequest)
 FINAL_ONLY, DELTA = 2, 1
 """Values of vLLM's RequestOutputKind."""
 
 
-def _read(
-    service: Service, call: Call, payload: Mapping[str, Json], known: Sequence[str]
-) -> tuple[GenerativeModel, Parameters]:
-    """Returns the model and the known fields of a body. Raises RequestError."""
-    call.context.field_names = TOP_LEVEL
-    present = {name: value for name, value in payload.items() if value is not None}
-    note_unknown(present, known, call.context.ignored)
-    parameters = Parameters({name: value for name, value in present.items() if name in known}, known)
-    name = _served_name(service.models, parameters.string("model"))
-    return generative(choose_model(service, call, name, GENERATIVE), "render"), parameters
+def _choose(service: Service, call: Call, body: RenderBody) -> GenerativeModel:
+    """Returns the model that a body names. Raises RequestError."""
+    name = _served_name(service.models, body.model)
+    return generative(choose_model(service, call, name, GENERATIVE), "render")
 
 
 def _served_name(models: Models, name: str | None) -> str | None:
@@ -120,24 +171,23 @@ def _served_name(models: Models, name: str | None) -> str | None:
 
 async def completions(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns one request per prompt, in a list."""
-    model, parameters = _read(service, call, payload, COMPLETIONS)
+    body = read_declared(call, COMPLETION_FORM, payload)
+    model = _choose(service, call, body)
 
     def read_ids(ids: list[Json], path: Path) -> TokenIds:
         return TokenIds(tuple(ids))
 
-    prompts, _ = read_texts(("prompt",), parameters.get("prompt"), call.budget, read_ids)
+    prompts, _ = read_texts(("prompt",), body.prompt, call.budget, read_ids)
     if prompts == [""]:
         raise InvalidInput("prompt", "a prompt", "an empty one")
-    special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
-    encodings = await _encode(service, model, call, parameters, prompts, special, "prompt")
-    logprobs = _value(parameters, "logprobs", COUNT, None)
-    limit = _value(parameters, "max_tokens", COUNT, 16)
-    name = f"cmpl-{_request_id(call, parameters)}"
+    encodings = await _encode(service, model, call, body, prompts, body.add_special_tokens, "prompt")
+    limit = 16 if body.max_tokens is None else body.max_tokens
+    name = f"cmpl-{_request_id(call, body)}"
     answers = []
     for index, encoding in enumerate(encodings):
-        sampling = _sampling(model, parameters, encoding, limit, logprobs, "prompt")
+        sampling = _sampling(model, body, encoding, limit, body.logprobs, "prompt")
         request_id = name if len(encodings) == 1 else f"{name}-{index}"
-        answers.append(_request(parameters, request_id, encoding, sampling))
+        answers.append(_request(body, request_id, encoding, sampling))
     # Each answer repeats the fields of the body, which are as large as its client makes them.
     repeated = len(orjson.dumps({**answers[0], "token_ids": None, "token_offsets": None})) * len(answers)
     if len(answers) > 1 and repeated > service.max_bytes:
@@ -150,54 +200,19 @@ async def completions(service: Service, call: Call, payload: Mapping[str, Json])
 
 async def chat(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
     """Returns the request for a chat."""
-    model, parameters = _read(service, call, payload, (*COMPLETIONS[1:], *CHAT))
-    prompt = await render_chat(service, call, model, parameters)
-    special = parameters.flag("add_special_tokens", False)
-    [encoding] = await _encode(service, model, call, parameters, [prompt], special, "messages")
-    enabled, top = parameters.flag("logprobs", False), _value(parameters, "top_logprobs", COUNT, 0)
-    limit = _value(parameters, "max_completion_tokens", COUNT, _value(parameters, "max_tokens", COUNT, None))
-    sampling = _sampling(model, parameters, encoding, limit, top if enabled else None, "messages")
-    request_id = f"chatcmpl-{_request_id(call, parameters)}"
-    return await reply_arrays(_request(parameters, request_id, encoding, sampling), call.context, service.executor)
+    body = read_declared(call, CHAT_FORM, payload)
+    model = _choose(service, call, body)
+    prompt = await render_chat(call, model, body)
+    [encoding] = await _encode(service, model, call, body, [prompt], body.add_special_tokens or False, "messages")
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    sampling = _sampling(model, body, encoding, limit, body.top_logprobs if body.logprobs else None, "messages")
+    request_id = f"chatcmpl-{_request_id(call, body)}"
+    return await reply_arrays(_request(body, request_id, encoding, sampling), call.context, service.executor)
 
 
-async def render_chat(service: Service, call: Call, model: GenerativeModel, parameters: Parameters) -> str:
-    """Renders ``messages`` as vLLM does, as a prompt that contains its special tokens. Raises InvalidInput or
-    TooLarge."""
-    template = require_template(model)
-    if "chat_template" in parameters:
-        raise InvalidInput("chat_template", "no template", hint="the service renders only templates of its operator")
-    if parameters.flag("continue_final_message", False) and parameters.flag("add_generation_prompt", True):
-        raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
-    tools = read_tools(parameters.get("tools"), call.limits)
-    shown = tools if template.supports_tools else []
-    return await render_prompt(call, template, parameters, shown, tool_form=_as_vllm, **_variables(parameters))
-
-
-def _as_vllm(tool: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns a tool with the fields, order and nulls with which vLLM gives it to a template, its schema as sent."""
-    function = tool["function"]
-    names = ("name", "description", "parameters", *(("strict",) if "strict" in function else ()))
-    return {"type": "function", "function": {name: function.get(name) for name in names}}
-
-
-def _variables(parameters: Parameters) -> dict[str, Json]:
-    """Returns the template's variables from fields of their own. A reasoning effort also enables thinking."""
-    variables: dict[str, Json] = {}
-    if "documents" in parameters:
-        variables["documents"] = documents = _value(parameters, "documents", LIST, None)
-        for index, document in enumerate(documents):
-            expect(document, dict, ("documents", index), "an object")
-    if (effort := parameters.string("reasoning_effort")) is not None:
-        variables["reasoning_effort"] = effort
-        if "enable_thinking" not in (parameters.get("chat_template_kwargs") or {}):
-            variables["enable_thinking"] = effort != "none"
-    return variables
-
-
-def _request_id(call: Call, parameters: Parameters) -> str:
+def _request_id(call: Call, body: RenderBody) -> str:
     """Returns the id in the header X-Request-Id, else in the body, else the service's own."""
-    own = parameters.string("request_id")
+    own = body.request_id
     return call.context.request_id if own is None or b"x-request-id" in call.headers else own
 
 
@@ -208,15 +223,15 @@ async def _encode(
     service: Service,
     model: GenerativeModel,
     call: Call,
-    parameters: Parameters,
+    body: RenderBody,
     prompts: Sequence[TextInput],
     special: bool | None,
     name: str,
 ) -> list[Encoding]:
     """Tokenizes prompts, and truncates them to ``truncate_prompt_tokens``. ``name`` is the field of the prompts."""
     tokenizer = model.tokenizer
-    length, side = _truncation(parameters, tokenizer.max_length), parameters.choice("truncation_side", "", SIDES)
-    detail = length is not None or parameters.flag("return_token_offsets", False)
+    length = _truncation(body.truncate_prompt_tokens, tokenizer.max_length)
+    detail = length is not None or body.return_token_offsets
     call.context.field_names = TOP_LEVEL.then({("instances",): (name,), ("instances", EACH): (name,)})
     options = Tokenization(detail, whole=True, special_tokens=special, token_values=3 if detail else 1)
     # The details of an encoding look up each id, so the ids have to be checked before.
@@ -226,24 +241,20 @@ async def _encode(
     call.context.instances, call.context.tokens = len(prompts), sum(map(len, encodings))
     if length is None:
         return encodings
-    return [_truncate(encoding, length, side) for encoding in encodings]
+    return [_truncate(encoding, length, body.truncation_side) for encoding in encodings]
 
 
-SIDES = ("", "left", "right")
-
-
-def _truncation(parameters: Parameters, maximum: int) -> int | None:
+def _truncation(count: int | None, maximum: int) -> int | None:
     """Returns the number of tokens to keep, or None. -1 leaves room for a new token. Raises InvalidInput."""
-    if TRUNCATE_PROMPT_TOKENS not in parameters:
+    if count is None:
         return None
-    count = parameters.integer(TRUNCATE_PROMPT_TOKENS, -1, -1)
     if not -1 <= count <= maximum or count == 0:
         expected = f"a number of tokens up to {maximum}, or -1 for the model's length"
         raise InvalidInput(TRUNCATE_PROMPT_TOKENS, expected, str(count))
     return maximum - 1 if count == -1 else count
 
 
-def _truncate(encoding: Encoding, length: int, side: str) -> Encoding:
+def _truncate(encoding: Encoding, length: int, side: str | None) -> Encoding:
     """Keeps ``length`` tokens: all of one side, or else the special tokens that the tokenizer added and the last ones,
     as vLLM's tokenizers do."""
     excess, count = len(encoding) - length, len(encoding)
@@ -264,23 +275,13 @@ def _truncate(encoding: Encoding, length: int, side: str) -> Encoding:
 # Answers
 
 
-def _value(parameters: Parameters, name: str, kind: Kind, default: Json) -> Json:
-    """Returns the value of a field. Raises InvalidInput for another type."""
-    value = parameters.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) is not (kind is FLAG):
-        raise InvalidInput(name, kind[1], describe(value))
-    return expect(value, kind[0], name, kind[1])
-
-
 def _sampling(
-    model: GenerativeModel, parameters: Parameters, encoding: Encoding, limit: int | None, logprobs: Json, name: str
+    model: GenerativeModel, body: RenderBody, encoding: Encoding, limit: int | None, logprobs: Json, name: str
 ) -> dict[str, Json]:
     """Returns vLLM's SamplingParams of a request, without defaults. Raises InvalidInput, and TooLarge for a prompt that
     leaves no room for a new token."""
     maximum = model.tokenizer.max_length
-    if limit == 0 and parameters.flag("echo", False):
+    if limit == 0 and body.echo:
         limit = 1  # the model's server needs a token to answer with the prompt
     if limit is not None and limit < 1:
         raise InvalidInput("max_tokens", "1 or more", str(limit))
@@ -291,21 +292,20 @@ def _sampling(
         hint = f"the model's {maximum} tokens include the new ones"
         expected = f"a prompt of at most {maximum - 1} tokens"
         raise ContextLengthExceeded(name, expected, str(len(encoding)), hint, limit=maximum)
-    values = {field: _value(parameters, field, kind, default) for field, (kind, default) in SAMPLING.items()}
-    sampling = {field: value for field, value in values.items() if value != SAMPLING[field][1]}
-    if parameters.flag("echo", False):
+    values = {field: getattr(body, field) for field in SAMPLING}
+    sampling: dict[str, Json] = {field: value for field, value in values.items() if value != SAMPLING[field]}
+    if body.echo:
         sampling.setdefault("prompt_logprobs", logprobs)
     sampling["logprobs"] = None if "logprob_token_ids" in sampling else logprobs
     sampling["max_tokens"] = room if limit is None else min(room, limit)
-    sampling["output_kind"] = DELTA if parameters.flag("stream", False) else FINAL_ONLY
-    if "structured_outputs" not in sampling and (form := _form(parameters)):
+    sampling["output_kind"] = DELTA if body.stream else FINAL_ONLY
+    if "structured_outputs" not in sampling and (form := _form(body.response_format or {})):
         sampling["structured_outputs"] = form
     return {field: value for field, value in sampling.items() if value is not None}
 
 
-def _form(parameters: Parameters) -> Json:
+def _form(form: Mapping[str, Json]) -> Json:
     """Returns ``response_format`` in the form of ``structured_outputs``; None for free text."""
-    form = _value(parameters, "response_format", OBJECT, {})
     if form.get("type") == "json_object":
         return {"json_object": True}
     if form.get("type") == "json_schema":
@@ -314,14 +314,12 @@ def _form(parameters: Parameters) -> Json:
     return None
 
 
-def _request(
-    parameters: Parameters, request_id: str, encoding: Encoding, sampling: Mapping[str, Json]
-) -> dict[str, Any]:
+def _request(body: RenderBody, request_id: str, encoding: Encoding, sampling: Mapping[str, Json]) -> dict[str, Any]:
     """Returns a body for vLLM's /inference/v1/generate."""
-    passed = {name: _value(parameters, name, kind, default) for name, (kind, default) in PASSED.items()}
+    passed = {name: getattr(body, name) for name in PASSED}
     if not passed["stream"]:
         passed["stream_options"] = None
-    offsets = encoding.offsets if parameters.flag("return_token_offsets", False) else None
+    offsets = encoding.offsets if body.return_token_offsets else None
     nothing = dict.fromkeys(
         ("features", "content_parts", "reasoning_ended", "reasoning_parser_kwargs", "parse_context")
     )
@@ -331,13 +329,49 @@ def _request(
         "token_offsets": offsets,
         **nothing,
         "sampling_params": sampling,
-        "model": parameters.get("model"),
+        "model": body.model,
         "output_mode": "tokens",
         **passed,
     }
 
 
+class RenderedRequest(Body):
+    """A body for vLLM's /inference/v1/generate."""
+
+    request_id: str
+    token_ids: list[int]
+    token_offsets: Annotated[
+        list[tuple[int, int]] | None, about("Starts and ends of tokens in the text, if the request asks for them.")
+    ]
+    sampling_params: Annotated[dict[str, Json], about("vLLM's SamplingParams, without its defaults.")]
+    model: str | None
+    output_mode: Literal["tokens"]
+    return_token_ids: bool | None
+    stream: bool
+    stream_options: dict[str, Json] | None
+    cache_salt: str | None
+    priority: int
+    kv_transfer_params: dict[str, Json] | None
+    ec_transfer_params: dict[str, Json] | None
+    features: None
+    content_parts: None
+    reasoning_ended: None
+    reasoning_parser_kwargs: None
+    parse_context: None
+
+
 ROUTES = tuple(
-    DialectRoute(path=f"/v1/{path}/render", dialect="vllm", handle=handle, render_error=render_error)
-    for path, handle in (("completions", completions), ("chat/completions", chat))
+    DialectRoute(
+        path=f"/v1/{path}/render",
+        dialect="vllm",
+        handle=handle,
+        render_error=render_error,
+        form=form,
+        tasks=GENERATIVE,
+        answers=(answer,),
+    )
+    for path, handle, form, answer in (
+        ("completions", completions, COMPLETION_FORM, list[RenderedRequest]),
+        ("chat/completions", chat, CHAT_FORM, RenderedRequest),
+    )
 )

@@ -13,22 +13,18 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from hf_transformer.api.bodies import ModelBody, OpenModelBody, choose_model
-from hf_transformer.api.bodies import read_body as read_typed_body
+from hf_transformer.api.bodies import ModelBody, OpenModelBody, read_body
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
 from hf_transformer.api.error_forms import status_of
 from hf_transformer.api.errors import RenderError, expect
-from hf_transformer.api.openai.fields import IgnoredField, read_fields
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import TASKS
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types.fields import Form
 from hf_transformer.types.http import Response
-from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Json
 
 PREDICTIVE = tuple(dict.fromkeys(task.name for task, _ in TASKS))
@@ -87,7 +83,7 @@ def typed_route(
     """Returns a route whose handler gets the model and the typed body."""
 
     async def read_and_handle(service: Service, call: Call, payload: Mapping[str, Json]) -> Response:
-        model, body = read_typed_body(service, call, form, tasks)
+        model, body = read_body(service, call, form, tasks)
         return await handle(service, call, model, body)
 
     return DialectRoute(
@@ -139,25 +135,6 @@ def choose_route(routes: Sequence[DialectRoute], payload: Mapping[str, Json]) ->
     forms = " or ".join(f"{', '.join(sorted(route.fields))} ({route.dialect})" for route in fitting or routes)
     got = "the fields of several" if fitting else "the fields of none"
     raise InvalidInput("body", f"the fields {forms}", got, f"these APIs share the route {routes[0].path}")
-
-
-def read_body(
-    service: Service,
-    call: Call,
-    payload: Mapping[str, Json],
-    *,
-    tasks: Sequence[str],
-    known: Sequence[str],
-    ignored: Sequence[IgnoredField] = (),
-) -> tuple[Model, Parameters]:
-    """Returns the model and the fields of a body. ``ignored`` are further known fields, without effect.
-
-    Sets ``call.context.field_names``: parameters of the task are top-level fields. Raises RequestError.
-    """
-    call.context.field_names = TOP_LEVEL
-    names = {field.name: field for field in ignored}
-    parameters = read_fields(payload, ("model", *known, *names), names)
-    return choose_model(service, call, parameters.get("model"), tasks), parameters
 
 
 class ListUsage(Struct):

@@ -22,8 +22,9 @@ from msgspec import Struct
 
 from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, read_texts, rename_fields
 from hf_transformer.api.call import Call
+from hf_transformer.api.chat_tools import Tools
+from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
 from hf_transformer.api.dialects import generative_scoring
-from hf_transformer.api.dialects.render import CHAT_FIELDS, render_chat
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Kind, ListHead, TypedHandler, listed, typed_route
 from hf_transformer.api.documents import SINGLE_INPUT, Document, read_document, read_documents, to_base64
 from hf_transformer.api.error_forms import render_error
@@ -48,9 +49,9 @@ from hf_transformer.api.retrieval import (
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.api.tokenize import decode
 from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.labels import read_labels
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, TextEmbedding
@@ -291,16 +292,16 @@ class TokenizePromptRequest(TokenizerBody):
 
 
 class TokenizeChatRequest(TokenizerBody):
-    messages: Annotated[Json, about("The chat.", expected="a list of messages", shown=(list[dict[str, Json]],))]
+    messages: Messages
     add_special_tokens: Annotated[bool, about("The tokenizer's special tokens, beside the template's.")] = False
     return_token_strs: Annotated[bool, about("The names of tokens in the answer.")] = False
-    tools: Annotated[Json, about("The tools of the template.", shown=(list[dict[str, Json]],))] = None
-    documents: Annotated[Json, about("The documents of the template.", shown=(list[dict[str, Json]],))] = None
-    chat_template: Annotated[Json, about("Refused: only templates of the operator are rendered.")] = None
-    chat_template_kwargs: Annotated[Json, about("Variables of the template.", shown=(dict[str, Json],))] = None
-    add_generation_prompt: Annotated[bool | None, about("The start of an answer.")] = None
-    continue_final_message: Annotated[bool | None, about("An open end of the last message.")] = None
-    reasoning_effort: Annotated[str | None, about("A variable of the template.")] = None
+    tools: Tools = None
+    documents: Documents = None
+    chat_template: OwnTemplate = None
+    chat_template_kwargs: TemplateVariables = None
+    add_generation_prompt: Annotated[bool, about("Whether the prompt ends with the start of an answer.")] = True
+    continue_final_message: Annotated[bool, about("Whether the prompt ends within the last message.")] = False
+    reasoning_effort: ReasoningEffort = None
 
 
 class DetokenizeRequest(TokenizerBody):
@@ -332,8 +333,7 @@ async def tokenize_prompt(service: Service, call: Call, model: Model, body: Toke
 
 async def tokenize_chat(service: Service, call: Call, model: Model, body: TokenizeChatRequest) -> Response:
     """Tokenizes a chat that the model's template renders."""
-    parameters = Parameters({name: getattr(body, name) for name in CHAT_FIELDS}, CHAT_FIELDS)
-    prompt = await render_chat(service, call, generative(model, "messages"), parameters)
+    prompt = await render_chat(call, generative(model, "messages"), body)
     return await _tokenize(service, call, model, prompt, body)
 
 
@@ -415,7 +415,5 @@ ROUTES = (
     _route("/tokenize", TOKENIZE_PROMPT, ALL, tokenize_prompt, TokenizeResponse),
     _route("/tokenize", TOKENIZE_CHAT, ALL, tokenize_chat, TokenizeResponse),
     _route("/detokenize", DETOKENIZE, ALL, detokenize, DetokenizeResponse),
-    DialectRoute(
-        path="/generative_scoring", dialect="vllm", handle=generative_scoring.score, render_error=render_error
-    ),
+    _route("/generative_scoring", generative_scoring.FORM, GENERATIVE, generative_scoring.score, ScoreList),
 )

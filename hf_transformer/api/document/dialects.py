@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from hf_transformer.api.document.openai import EMBEDDINGS, RANKING, RERANK, TEXTS
-from hf_transformer.api.document.operation import JSON, MODEL, ErrorForm, Operation, Shape
-from hf_transformer.api.document.pending import pending
+from hf_transformer.api.document.operation import MODEL, ErrorForm, Operation, Shape
+from hf_transformer.api.document.schemas import Schemas
 from hf_transformer.api.openai.rerank import InfinityRerankResponse
 from hf_transformer.api.table import ROUTES
 from hf_transformer.types.request import Json
@@ -26,18 +26,19 @@ TEI, VLLM, RETRIEVAL = ("TEI",), ("vLLM",), ("Retrieval",)
 FORMS: Mapping[tuple[str, ...], ErrorForm] = {TEI: ErrorForm.TEI, VLLM: ErrorForm.OPENAI, RETRIEVAL: ErrorForm.MESSAGE}
 
 
-def body_of(path: str, id: str) -> Shape:
+def body_of(path: str) -> Shape:
     """The type of a route's body; where several dialects share the path, one of their types."""
-    forms = [route.form for route in ROUTES[path]]
-    if None in forms:
-        return pending(id)
-    return Union[tuple(form.kind for form in forms if form is not None)]  # noqa: UP007 - of a list
+    return Union[tuple(route.form.kind for route in ROUTES[path] if route.form is not None)]  # noqa: UP007 - of a list
 
 
-def answer_of(path: str, id: str) -> Shape:
+def any_answer(schemas: Schemas) -> Json:
+    return {"type": ["array", "object"]}
+
+
+def answer_of(path: str) -> Shape:
     """The type of a route's answer."""
     answers = dict.fromkeys(answer for route in ROUTES[path] for answer in route.answers)
-    return Union[tuple(answers)] if answers else pending(id, JSON)  # noqa: UP007 - of a list
+    return Union[tuple(answers)] if answers else any_answer  # noqa: UP007 - of a list
 
 
 def _dialect(
@@ -53,8 +54,8 @@ def _dialect(
         tags=tags,
         tasks=tasks,
         summary=summary,
-        body=body_of(path, id),
-        answer=answer_of(path, id),
+        body=body_of(path),
+        answer=answer_of(path),
         examples=examples,
         parameters=PARAMETERS,
         **more,

@@ -15,9 +15,9 @@ from hf_transformer.api.document.operation import (
     Operation,
     versioned,
 )
-from hf_transformer.api.document.pending import pending
-from hf_transformer.api.document.schemas import Answer, Schemas, distinct, nullable
+from hf_transformer.api.document.schemas import Answer, Schemas, distinct, events, nullable
 from hf_transformer.api.document.service import ErrorAnswer, Links
+from hf_transformer.api.generate import BackendParameters, GenerateBody, GenerateResponse
 from hf_transformer.api.nim_tensors import EMBEDDINGS, TOKEN_COUNT
 from hf_transformer.api.tokenize import PromptedTokenizeParameters, TokenizeParameters
 from hf_transformer.api.v1_tokenize import DetokenizeParameters
@@ -727,7 +727,7 @@ def v2_parameters(schemas: Schemas) -> Json:
         known = [parameter_schemas(task.options_type) for task in schemas.tasks]
         forms = [{"type": "object", "properties": {**own, **one}} for one in known]
         if schemas.generates:
-            forms.append({"type": "object", "properties": {**pending("generate parameters")(schemas), **own}})
+            forms.append({"type": "object", "properties": {**properties_of(BackendParameters), **own}})
         return {
             "description": "Parameters of the task and of the protocol. Others have no effect, and stand in "
             "X-Ignored-Parameters.",
@@ -857,7 +857,7 @@ GENERATE_WHOLE = Operation(
     summary="The text of a prompt",
     tags=GENERATE,
     tasks=GENERATIVE,
-    body=pending("generate"),
+    body=GenerateBody,
     examples={
         "the text of a prompt": {"text_input": "The capital of france is", "max_tokens": 8, "temperature": 0},
         "as clients of the vLLM backend": {
@@ -868,7 +868,7 @@ GENERATE_WHOLE = Operation(
             "return_num_output_tokens": True,
         },
     },
-    answer=pending("generate", "application/json"),
+    answer=GenerateResponse,
     returns="The text.",
     parameters=CONTEXT,
 )
@@ -878,7 +878,7 @@ GENERATE_STREAM = GENERATE_WHOLE.at(
     summary="The text of a prompt in pieces",
     examples={"streamed": {"text_input": "The capital of france is", "parameters": {"max_tokens": 8}}},
     answer=None,
-    other_answers={"text/event-stream": pending("generateStream", "text/event-stream")},
+    other_answers={"text/event-stream": events(GenerateResponse)},
     returns="Server-sent events, each with a piece of the text.",
 )
 V2_OPERATIONS = (

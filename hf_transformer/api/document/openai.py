@@ -6,11 +6,21 @@ from typing import Literal
 
 from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.document.kserve import OpenAIModel
-from hf_transformer.api.document.operation import EVENTS, JSON, MODEL, PREFIX, ErrorForm, Operation
-from hf_transformer.api.document.pending import pending
-from hf_transformer.api.document.schemas import Answer
+from hf_transformer.api.document.operation import EVENTS, MODEL, PREFIX, ErrorForm, Operation
+from hf_transformer.api.document.schemas import Answer, Schemas, events
+from hf_transformer.api.openai.answers import (
+    RESPONSE_EVENTS,
+    ChatChunk,
+    ChatResponse,
+    CompletionChunk,
+    CompletionResponse,
+    ResponsesAnswer,
+)
+from hf_transformer.api.openai.chat import ChatRequest
+from hf_transformer.api.openai.completions import CompletionRequest
 from hf_transformer.api.openai.embeddings import EmbeddingsRequest, EmbeddingsResponse
 from hf_transformer.api.openai.rerank import RerankRequest, RerankResponse
+from hf_transformer.api.openai.responses import ResponsesRequest
 from hf_transformer.types.request import Json
 
 OPENAI = ("OpenAI",)
@@ -25,13 +35,22 @@ class OpenAIModels(Answer):
     data: list[OpenAIModel]
 
 
+def named_events(schemas: Schemas) -> Json:
+    """The schema of an event of Responses, whose name is the type in its data."""
+    forms = [schemas.of(kind, closed=True) for kind in RESPONSE_EVENTS]
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": forms}}
+    help = "response.output_text.delta, for instance."
+    event = {"type": "string", "description": help}
+    return {"type": "object", "required": ["event", "data"], "properties": {"event": event, "data": data}}
+
+
 COMPLETIONS = Operation(
     path=f"{PREFIX}/v1/completions",
     id="openaiCompletions",
     summary="Texts that continue prompts",
     tags=OPENAI,
     tasks=TASKS["completions"],
-    body=pending("openaiCompletions"),
+    body=CompletionRequest,
     examples={
         "completion": {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0},
         "streamed": {
@@ -42,8 +61,8 @@ COMPLETIONS = Operation(
             "stream_options": {"include_usage": True},
         },
     },
-    answer=pending("openaiCompletions", JSON),
-    other_answers={EVENTS: pending("openaiCompletions", EVENTS)},
+    answer=CompletionResponse,
+    other_answers={EVENTS: events(CompletionChunk, done=True)},
     returns=f"The texts. {STREAMED}",
     parameters=PARAMETERS,
     errors=ErrorForm.OPENAI,
@@ -53,7 +72,7 @@ CHAT = COMPLETIONS.at(
     "openaiChat",
     summary="The assistant's answer to messages",
     description="The model needs a chat template.",
-    body=pending("openaiChat"),
+    body=ChatRequest,
     examples={
         "chat": {"model": MODEL, "messages": [QUESTION]},
         "streamed": {
@@ -63,15 +82,15 @@ CHAT = COMPLETIONS.at(
             "stream": True,
         },
     },
-    answer=pending("openaiChat", JSON),
-    other_answers={EVENTS: pending("openaiChat", EVENTS)},
+    answer=ChatResponse,
+    other_answers={EVENTS: events(ChatChunk, done=True)},
 )
 RESPONSES = COMPLETIONS.at(
     f"{PREFIX}/v1/responses",
     "openaiResponses",
     summary="The assistant's answer to items",
     description="The model needs a chat template. Nothing is stored, so the input has all items of the conversation.",
-    body=pending("openaiResponses"),
+    body=ResponsesRequest,
     examples={
         "a text": {"model": MODEL, "input": QUESTION["content"]},
         "streamed": {
@@ -82,8 +101,8 @@ RESPONSES = COMPLETIONS.at(
             "stream": True,
         },
     },
-    answer=pending("openaiResponses", JSON),
-    other_answers={EVENTS: pending("openaiResponses", EVENTS)},
+    answer=ResponsesAnswer,
+    other_answers={EVENTS: named_events},
     returns="The response. With stream, server-sent events.",
 )
 TEXTS: Json = {"model": MODEL, "input": ["What a fine day.", "Rain is falling."]}

@@ -82,6 +82,18 @@ def nullable(schema: Json) -> Json:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
+def events(kind: type[Struct], *, done: bool = False) -> Callable[[Schemas], Json]:
+    """Makes the schema of one server-sent event: the form of OpenAPI 3.2, as 3.1 has none. ``done`` adds [DONE]."""
+
+    def make(schemas: Schemas) -> Json:
+        content = schemas.of(kind, closed=True)
+        data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+        forms: Json = {"anyOf": [{"const": "[DONE]"}, data]} if done else data
+        return {"type": "object", "required": ["data"], "properties": {"data": forms}}
+
+    return make
+
+
 def _without_null_defaults(schema: Json) -> Json:
     """The schema of an object. A default of null says nothing more than that a field is optional."""
     for part in schema.get("properties", {}).values():

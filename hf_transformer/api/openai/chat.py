@@ -15,78 +15,100 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import orjson
 
+from hf_transformer.api.bodies import choose_model, read_declared
 from hf_transformer.api.call import Call, new_request_id
-from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai.fields import ignored_fields, read_request
-from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, UsageChunks, logprob, read_stream
-from hf_transformer.api.openai.structured import read_form
-from hf_transformer.api.openai.tools import CACHE_CONTROL, CALL, for_template, in_order, read_tools, without_nulls
+from hf_transformer.api.chat_tools import Tools, read_tools
+from hf_transformer.api.chats import Messages, TemplateVariables, render_prompt, require_template
+from hf_transformer.api.openai.generation import (
+    DEFAULTS,
+    ChoicesBody,
+    GeneratedAnswer,
+    UsageChunks,
+    logprob,
+    prompt_logprobs,
+    read_stream,
+)
+from hf_transformer.api.openai.structured import ResponseFormat, ToolChoice, read_form
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
-from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model import GenerativeModel
-from hf_transformer.generation.sampling import read_sampling
+from hf_transformer.generation.parameters import NewTokens, TopTokens
+from hf_transformer.generation.sampling import Named, read_sampling
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.generation.tools import ForcedCallParser, ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
-from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits, check_depth, check_size
-from hf_transformer.protocol.server_codec import note_ignored, note_unknown
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.fields import Form, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
 
-if TYPE_CHECKING:
-    from hf_transformer.generation.chat import ChatTemplate  # imports Jinja
-
-CHAT_FIELDS = (
-    "messages max_tokens max_completion_tokens logprobs top_logprobs response_format tools tool_choice "
-    "parallel_tool_calls chat_template_kwargs"
-).split()
-FIELDS = (*SHARED, *ignored_fields("chat/completions"), *CHAT_FIELDS)
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Message roles with their names in chat templates. ``system`` is the older name of ``developer``."""
-STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
-"""String fields of a message. vLLM and other servers return a model's reasoning in the last two."""
-MESSAGE_FIELDS = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
-THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
-"""Types of parts in an assistant's content that the model does not read."""
-THOUGHT_FIELDS = frozenset(("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"))
-"""Fields of an assistant's message without content, whose tokens were all thoughts."""
-RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
-"""Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
 Delta = tuple[dict[str, Json], Json, str | None]
 """A change of the message, its log probabilities, and the finish reason."""
 _CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
 Answer = TypeVar("Answer", bound="ChatAnswer")
 
 
+class ChatRequest(ChoicesBody, kw_only=True):
+    """A request for a chat completion."""
+
+    messages: Messages
+    max_tokens: Annotated[NewTokens, about(also=("max_completion_tokens",))] = None
+    logprobs: Annotated[bool | None, about("Whether tokens have log probabilities.")] = None
+    top_logprobs: TopTokens = None
+    response_format: ResponseFormat = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: Annotated[bool | None, about("Whether a message may have several calls; the default.")] = None
+    chat_template_kwargs: TemplateVariables = None
+    modalities: Annotated[Json, only(["text"], because="the model generates text only")] = None
+    verbosity: Annotated[Json, only("medium", because="the model has no such setting")] = None
+    reasoning_effort: Annotated[
+        Json, only("none", because="a chat template with such a setting takes it in chat_template_kwargs")
+    ] = None
+    add_generation_prompt: Annotated[Json, only(True, because="the answer is a new message")] = None
+    continue_final_message: Annotated[Json, only(False, because="the answer is a new message")] = None
+    add_special_tokens: Annotated[Json, only(False, because="the chat template adds them")] = None
+    echo: Annotated[Json, only(False, because="a chat has no prompt to echo")] = None
+
+
+FORM: Final = Form(ChatRequest)
+
+
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
-    served, parameters = read_request(service, call, "chat/completions", FIELDS)
-    answer, stream = await prepare(service, call, generative(served, "chat/completions"), parameters, ChatAnswer)
+    body = read_declared(call, FORM)
+    model = generative(choose_model(service, call, body.model, GENERATIVE), "chat/completions")
+    answer, stream = await prepare(call, model, body, FORM.aliases(call.json()), ChatAnswer)
     return answer if stream else await answer.whole()
 
 
 async def prepare(
-    service: Service, call: Call, model: GenerativeModel, parameters: Parameters, kind: type[Answer]
+    call: Call, model: GenerativeModel, body: ChatRequest, names: Mapping[str, str], kind: type[Answer]
 ) -> tuple[Answer, bool]:
-    """Returns an answer that has not started, and whether the request asks for a stream. Raises RequestError."""
-    stream, usage = read_stream(parameters)
-    one_call = not parameters.flag("parallel_tool_calls", True)
-    tools = read_tools(parameters.get("tools"), call.limits)
+    """Returns an answer that has not started, and whether the request asks for a stream. ``names`` are the client's
+    names of fields, where these differ. Raises RequestError.
+
+    A chat that the model can't answer is refused before its template is rendered.
+    """
+    stream, usage = read_stream(body)
+    one_call = body.parallel_tool_calls is False
+    tools = read_tools(body.tools, call.limits)
     max_bytes = model.task.settings.generation.max_schema_bytes
-    form = read_form(parameters, tools, max_bytes, single=one_call)
+    form = read_form(body, body.response_format, body.tool_choice, tools, max_bytes, single=one_call)
     sampling = read_sampling(
-        parameters,
+        body,
         DEFAULTS,
         model.task.settings.vocabulary.vocab_size,
-        tokens=parameters.one_of("max_completion_tokens", "max_tokens", "max_output_tokens"),
-        logprobs=_read_logprobs(parameters),
+        names=names,
+        n=body.n,
+        logprobs=_read_logprobs(body),
+        prompt_logprobs=prompt_logprobs(body),
         constraint=form.constraint,
         max_schema_bytes=max_bytes,
     )
@@ -94,200 +116,24 @@ async def prepare(
     if form.may_call and not template.supports_tools:
         hint = f"the chat template of {model.name!r} does not support them; leave them out"
         raise InvalidInput("tools", "no tools", hint=hint)
-    prompt = await render_prompt(call, template, parameters, tools if form.may_call else [])
+    model.check(sampling)
+    shown, variables = tools if form.may_call else [], body.chat_template_kwargs
+    prompt = await render_prompt(call, template, body.messages, tools=shown, variables=variables)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     made = kind(model, request, call.context, usage, tools=form.may_call, one_call=one_call, forced=form.forced)
     return made, stream
 
 
-def _read_logprobs(parameters: Parameters) -> tuple[int, str] | None:
+def _read_logprobs(body: ChatRequest) -> Named[int] | None:
     """Returns the number of top alternatives per token and the field that sets it; None without log probabilities."""
-    enabled = parameters.flag("logprobs", False)
-    if "top_logprobs" not in parameters:
-        return (0, "logprobs") if enabled else None
-    count = parameters.integer("top_logprobs", 0, 0)
-    if enabled:
+    count = body.top_logprobs
+    if count is None:
+        return (0, "logprobs") if body.logprobs else None
+    if body.logprobs:
         return count, "top_logprobs"
     if count:
         raise InvalidInput("top_logprobs", "0 without logprobs", str(count), 'add "logprobs": true')
     return None
-
-
-def require_template(model: GenerativeModel) -> ChatTemplate:
-    """Returns the chat template of a model. Raises InvalidInput if it has none."""
-    if model.chat_template is None:
-        hint = "use completions, or start the service with --chat_template"
-        raise InvalidInput("model", "a model with a chat template", repr(model.name), hint)
-    return model.chat_template
-
-
-async def render_prompt(
-    call: Call,
-    template: ChatTemplate,
-    parameters: Parameters,
-    tools: Sequence[Json],
-    tool_form: Callable[[Json], Json] = for_template,
-    **given: Json,
-) -> str:
-    """Renders the chat of a request as a prompt that contains its special tokens.
-
-    Args:
-        tools: valid tools, see read_tools.
-        tool_form: converts a tool to its form in the prompt.
-        given: further variables.
-
-    Raises:
-        InvalidInput: a field is invalid, or the template rejects the messages.
-        TooLarge: the chat exceeds a limit.
-    """
-    messages = read_messages(parameters.get("messages"), call.limits, call.context.ignored)
-    variables = expect(parameters.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
-    variables = without_nulls(variables or {})
-    check_depth("chat_template_kwargs", variables, call.limits)
-    for name in variables:
-        if name in RESERVED_VARIABLES:
-            raise InvalidInput(("chat_template_kwargs", name), "no such variable", hint="the request itself sets it")
-    return await template.render_off_loop(
-        call.size,
-        messages,
-        tools=[tool_form(tool) for tool in tools] or None,
-        add_generation_prompt=parameters.flag("add_generation_prompt", True),
-        continue_final_message=parameters.flag("continue_final_message", False),
-        **{**variables, **given},
-    )
-
-
-# Messages
-
-
-def read_messages(value: Json, limits: JsonLimits, ignored: list[str]) -> list[dict[str, Json]]:
-    """Converts messages to the form that templates expect: text contents, and objects as arguments of tool calls.
-
-    Arguments are JSON in a string, so ``limits`` apply to them separately from the body. An assistant's message may
-    have fields of the server or library that made it, such as ``parsed``; they have no effect, and ``ignored`` gets
-    their names.
-
-    Raises:
-        InvalidInput: a message has a missing, unknown or invalid field.
-        TooLarge: the arguments of all calls together exceed the limits.
-    """
-    items = expect_items(value, "messages", "a list of messages")
-    functions: dict[Path, dict[str, Json]] = {}
-    messages = [_read_message(message, ("messages", index), functions, ignored) for index, message in enumerate(items)]
-    check_depth("messages", [message.get("tool_calls") for message in messages], limits)
-    texts = [function["arguments"] for function in functions.values() if isinstance(function["arguments"], str)]
-    if sum(map(len, texts)) > SMALL_BYTES:
-        # Parsing follows the same order: an unclosed quote hides only text after the syntax error.
-        check_size(" ".join(texts).encode(), limits)
-    for path, function in functions.items():
-        arguments, path = function["arguments"], (*path, "arguments")
-        if isinstance(arguments, str):  # OpenAI sends JSON as text; templates serialize objects themselves
-            try:
-                arguments = orjson.loads(arguments or "{}")
-            except orjson.JSONDecodeError:
-                raise InvalidInput(path, "an object as JSON text", "invalid JSON") from None
-        check_depth(path, arguments, limits)
-        function["arguments"] = expect(arguments, dict, path, "an object as JSON text")
-    return messages
-
-
-def _read_message(
-    value: Json, path: Path, functions: dict[Path, dict[str, Json]], ignored: list[str]
-) -> dict[str, Json]:
-    """Reads a message. Adds each called function to ``functions`` by its path, with unparsed arguments."""
-    message = without_nulls(expect(value, dict, path, "an object"))
-    role = message.get("role")
-    for name in message:
-        if name in MESSAGE_FIELDS:
-            continue
-        if role != "assistant" or name == "function_call":  # the older form of a call has a meaning
-            hint = "calls are in tool_calls" if name == "function_call" else ""
-            raise InvalidInput((*path, name[:40]), f"one of {', '.join(MESSAGE_FIELDS)}", "an unknown name", hint)
-        note_ignored(f"messages.{name}", ignored)
-    if not isinstance(role, str) or role not in ROLES:
-        got = "nothing" if role is None else describe(role, quote=True)
-        raise InvalidInput((*path, "role"), f"one of {', '.join(ROLES)}", got)
-    calls = message.get("tool_calls", [])
-    if calls and role != "assistant":
-        raise InvalidInput((*path, "tool_calls"), "no calls", describe(calls), "only the assistant calls tools")
-    annotations = message.get("annotations", [])
-    if annotations != []:
-        if role != "assistant":
-            hint = "the model can't read them"
-            raise InvalidInput((*path, "annotations"), "an empty list", describe(annotations), hint)
-        note_ignored("messages.annotations", ignored)
-    if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type") not in (None, "ephemeral"):
-        raise InvalidInput((*path, CACHE_CONTROL), '{"type": "ephemeral"}', describe(mark))
-    text = _read_content(message, path, ignored)
-    if text is None:
-        if not calls and not (role == "assistant" and message.keys() & THOUGHT_FIELDS):
-            raise InvalidInput((*path, "content"), "a string or a list of parts", "nothing")
-        text = ""
-    rendered: dict[str, Json] = {"role": ROLES[role], "content": text}
-    for name in STRINGS:
-        if name in message:
-            rendered[name] = expect(message[name], str, (*path, name), "a string")
-    tool_calls = _read_calls(calls, (*path, "tool_calls"), functions, ignored)
-    if tool_calls:  # some templates only test for the key
-        rendered["tool_calls"] = tool_calls
-    return rendered
-
-
-def _read_content(message: Mapping[str, Json], path: Path, ignored: list[str]) -> str | None:
-    """Returns the content of a message as text, None without one. An assistant's refusal may replace the content."""
-    content, refusal, is_assistant = message.get("content"), message.get("refusal"), message["role"] == "assistant"
-    text = None if content is None else _read_text(content, (*path, "content"), ignored if is_assistant else None)
-    if refusal is None:
-        return text
-    expect(refusal, str, (*path, "refusal"), "a string")
-    if not is_assistant:
-        raise InvalidInput((*path, "refusal"), "no refusal", "a string", "only the assistant refuses")
-    if text and refusal:
-        raise InvalidInput((*path, "refusal"), "a content or a refusal", "both")
-    return text or refusal
-
-
-def _read_text(content: Json, path: Path, ignored: list[str] | None) -> str:
-    """Returns a content as text, with its parts on separate lines.
-
-    ``ignored`` is given for an assistant's content, which may have refusals, and thoughts, which have no effect; it
-    gets their types. Raises InvalidInput for a part that is not text.
-    """
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidInput(path, "a string or a list of parts", describe(content))
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type", "text") if isinstance(part, dict) else None
-        if ignored is not None and kind in THOUGHTS:
-            note_ignored(f"messages.content.{kind}", ignored)
-            continue
-        field = "refusal" if ignored is not None and kind == "refusal" else "text"
-        if not isinstance(part, dict) or kind != field or not isinstance(part.get(field), str):
-            got = f"the type {kind[:40]!r}" if isinstance(kind, str) and kind != field else describe(part)
-            expected = 'a part {"type": "text", "text": string}'
-            raise InvalidInput((*path, index), expected, got, "the model reads text only")
-        texts.append(part[field])
-    return "\n".join(texts)
-
-
-def _read_calls(value: Json, path: Path, functions: dict[Path, dict[str, Json]], ignored: list[str]) -> list[Json]:
-    """Reads the tool calls of a message; see _read_message for ``functions``. Templates may render all fields of a
-    call, so the result excludes others than OpenAI's."""
-    calls = []
-    for index, call in enumerate(expect(value, list, path, "a list")):
-        function = call.get("function") if isinstance(call, dict) else None
-        key = (*path, index, "function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidInput(key, "an object with the string name", describe(function))
-        functions[key] = {"name": function["name"], "arguments": function.get("arguments")}
-        known = {name: member for name, member in without_nulls(call).items() if name in CALL}
-        calls.append(in_order(known | {"function": functions[key]}, CALL))
-        note_unknown((f"messages.tool_calls.{name}" for name in call if name not in CALL), (), ignored)
-        more = (f"tool_calls.function.{name}" for name in function if name not in functions[key])
-        note_unknown(more, (), ignored)
-    return calls
 
 
 # Answers

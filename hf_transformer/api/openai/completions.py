@@ -12,39 +12,68 @@ Choice i * n + k is continuation k of prompt i. See generation.py for other fiel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Final
 
 import orjson
 
-from hf_transformer.api.bodies import read_texts
+from hf_transformer.api.bodies import TEXTS_OR_IDS, choose_model, read_declared, read_texts
 from hf_transformer.api.call import Call
-from hf_transformer.api.openai.fields import ignored_fields, read_request
-from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
+from hf_transformer.api.openai.generation import (
+    DEFAULTS,
+    ChoicesBody,
+    GeneratedAnswer,
+    logprob,
+    prompt_logprobs,
+    read_stream,
+)
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path
+from hf_transformer.generation.parameters import TopTokens
 from hf_transformer.generation.sampling import read_sampling
-from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.task import GENERATIVE, TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
-from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
+from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TokenIds
 
-FIELDS = (*SHARED, *ignored_fields("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
 _TEXT = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
 """The choice of a chunk with text alone."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default number of new tokens."""
 
 
+class CompletionRequest(ChoicesBody, kw_only=True):
+    """A request for completions."""
+
+    prompt: Annotated[
+        Json,
+        about(
+            "A prompt, its token ids, or a list of prompts.",
+            expected=TEXTS_OR_IDS,
+            shown=(str, NonEmpty[Natural], NonEmpty[str | NonEmpty[Natural]]),
+        ),
+    ]
+    max_tokens: Annotated[Natural | None, about("Maximum number of new tokens of a text; 0 needs echo.")] = None
+    logprobs: TopTokens = None
+    echo: Annotated[bool | None, about("Whether the text and its log probabilities include the prompt.")] = None
+    suffix: Annotated[Json, only("", because="the service can't insert text; leave it out")] = None
+    best_of: Annotated[Positive | None, about("The value of n.")] = None
+    add_special_tokens: Annotated[Json, only(True, because="the service adds them (--disable_special_tokens)")] = None
+
+
+FORM: Final = Form(CompletionRequest)
+
+
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
-    served, parameters = read_request(service, call, "completions", FIELDS)
-    model = generative(served, "completions")
+    body = read_declared(call, FORM)
+    model = generative(choose_model(service, call, body.model, GENERATIVE), "completions")
     task = model.task
-    sampling, echo = _read_sampling(parameters, task)
-    stream, usage = read_stream(parameters)
+    sampling = _read_sampling(body, task)
+    stream, usage = read_stream(body)
 
     def read_ids(ids: list[Json], path: Path) -> TokenIds:
         limit = task.settings.max_length
@@ -52,34 +81,37 @@ async def create(service: Service, call: Call) -> Response | TextStream:
             raise ContextLengthExceeded(path, f"a prompt of at most {limit} tokens", str(len(ids)), limit=limit)
         return read_token_ids(ids, path, task.settings.vocabulary.vocab_size)
 
-    prompts, single = read_texts(("prompt",), parameters.get("prompt"), call.budget, read_ids)
-    request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
+    prompts, single = read_texts(("prompt",), body.prompt, call.budget, read_ids)
+    request = GenerationRequest(
+        prompts=prompts, sampling=sampling, echo=body.echo or False, name="prompt", single=single
+    )
     answer = CompletionAnswer(model, request, call.context, usage)
     return answer if stream else await answer.whole()
 
 
-def _read_sampling(parameters: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
-    """Returns the sampling parameters, and whether each text begins with its prompt."""
-    if parameters.string("suffix"):
-        raise InvalidInput("suffix", "no suffix", hint="the service can't insert text; leave it out")
-    echo = parameters.flag("echo", False)
-    if echo and not task.knows_full_text:
+def _read_sampling(body: CompletionRequest, task: TextGeneration) -> Sampling:
+    """Converts the sampling parameters. Raises InvalidInput or TooLarge."""
+    if body.echo and not task.knows_full_text:
         raise InvalidInput("echo", "false", "true", f"{task.name} returns the new text only")
-    logprobs = parameters.integer("logprobs", 0, 0) if "logprobs" in parameters else None
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidInput("max_tokens", "1 or more", "0")
+    logprobs = None if body.logprobs is None else (body.logprobs, "logprobs")
     limit = task.settings.generation.max_new_tokens
     sampling = read_sampling(
-        parameters,
+        body,
         DEFAULTS,
         task.settings.vocabulary.vocab_size,
-        tokens=parameters.one_of("max_tokens"),
+        n=body.n,
         default_tokens=DEFAULT_MAX_TOKENS if limit is None else min(DEFAULT_MAX_TOKENS, limit),
-        logprobs=None if logprobs is None else (logprobs, "logprobs"),
-        echo=echo,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs(body) or (logprobs if body.echo else None),
         max_schema_bytes=task.settings.generation.max_schema_bytes,
     )
-    if "best_of" in parameters and (best := parameters.integer("best_of", 1, 1)) != sampling.n:
-        raise InvalidInput("best_of", f"{sampling.n}, the value of n", str(best), "the service returns all texts")
-    return sampling, echo
+    if body.best_of not in (None, sampling.n):
+        raise InvalidInput(
+            "best_of", f"{sampling.n}, the value of n", str(body.best_of), "the service returns all texts"
+        )
+    return sampling
 
 
 class CompletionAnswer(GeneratedAnswer):

@@ -1,11 +1,10 @@
-"""Shared parts of completions and chat completions: fields for sampling and streaming, and the form of responses.
+"""Shared parts of completions, chat completions and responses: the fields of bodies, and the form of answers.
 
 A stream consists of server-sent events, ``data: {...}``, and ends with ``data: [DONE]``. An error ends the stream with
 OpenAI's error body as the last event.
 
-Sources: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create. vLLM adds top_k, min_p,
-repetition_penalty, min_tokens, ignore_eos, stop_token_ids, prompt_logprobs and stream_options.continuous_usage_stats:
-https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+Sources: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create. vLLM adds sampling
+fields, prompt_logprobs and stream_options.continuous_usage_stats: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 from __future__ import annotations
@@ -14,33 +13,29 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 import orjson
+from msgspec import Meta
 
+from hf_transformer.api.bodies import CHOSEN
 from hf_transformer.api.error_forms import render_error
-from hf_transformer.api.errors import expect
 from hf_transformer.api.large_json import write_in_steps
 from hf_transformer.api.responses import reply
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.model import GenerativeModel
-from hf_transformer.generation.sampling import GUIDED, PROMPT_LOGPROBS, STRUCTURED
+from hf_transformer.generation.parameters import PROMPT_LOGPROBS, STRUCTURED, Choices, SamplingFields, TopTokens
+from hf_transformer.generation.sampling import GUIDED, Named
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, NonEmpty, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
 
-SAMPLING = (
-    "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
-    "repetition_penalty logit_bias ignore_eos"
-).split()
-SHARED = ("model", "stream", "stream_options", PROMPT_LOGPROBS, STRUCTURED, *GUIDED, *SAMPLING)
 DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
 """OpenAI's defaults: sampling from the whole distribution."""
-STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 INLINE_CHARACTERS, INLINE_TOKENS = 500_000, 500
 """Maximum characters of texts, and maximum tokens with log probabilities, to render on the event loop, a few
 milliseconds."""
@@ -49,27 +44,97 @@ UsageChunks = Literal["none", "last", "every"]
 DONE = event(b"[DONE]")
 
 
-def read_stream(parameters: Parameters) -> tuple[bool, UsageChunks]:
+class StreamOptions(Body):
+    """The chunks of a stream."""
+
+    include_usage: Annotated[bool | None, about("Whether a last chunk has the usage.")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, about("Whether each chunk has the usage of its choice so far; needs include_usage.")
+    ] = None
+    include_obfuscation: Annotated[
+        Json, only(False, because="the service does not pad chunks to hide their length")
+    ] = None
+
+
+ClientText: TypeAlias = Annotated[str | None, NO_EFFECT]
+Metadata: TypeAlias = Annotated[
+    Annotated[
+        dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+        Meta(max_length=16),
+    ]
+    | None,
+    NO_EFFECT,
+    about(expected="an object of strings"),
+]
+"""The limits are OpenAI's."""
+GUIDE: Final = about("Older name of a member of structured_outputs.")
+
+
+class GenerationBody(SamplingFields):
+    """Fields of completions, chat completions and responses."""
+
+    model: Annotated[str | None, CHOSEN] = None
+    guided_json: Annotated[Json, GUIDE, about(shown=(dict[str, Json], str))] = None
+    guided_regex: Annotated[Json, GUIDE, about(shown=(str,))] = None
+    guided_choice: Annotated[Json, GUIDE, about(shown=(NonEmpty[Annotated[str, Meta(min_length=1)]],))] = None
+    guided_grammar: Annotated[Json, GUIDE, about(shown=(str,))] = None
+    stream: Annotated[bool | None, about("Whether to answer in pieces.")] = None
+    stream_options: Annotated[dict[str, Json] | None, about("The chunks of a stream.", shown=(StreamOptions,))] = None
+    user: ClientText = None
+    safety_identifier: ClientText = None
+    prompt_cache_key: ClientText = None
+    prompt_cache_retention: ClientText = None
+    metadata: Metadata = None
+    service_tier: Annotated[Json, only("auto", "default", because="the service has one tier")] = None
+    priority: Annotated[Json, only(0, because="the service has no priorities")] = None
+
+    def constraints(self) -> dict[str, Json]:
+        named = {name: getattr(self, name) for name in (STRUCTURED, *GUIDED)}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+NO_BEAMS: Final = "the service has no beam search"
+NO_SPECIAL: Final = "the text excludes special tokens"
+
+
+class ChoicesBody(GenerationBody):
+    """Fields of completions and chat completions."""
+
+    n: Choices = None
+    prompt_logprobs: TopTokens = None
+    store: Annotated[Json, only(True, False, because="the service stores nothing")] = None
+    use_beam_search: Annotated[Json, only(False, because=NO_BEAMS)] = None
+    length_penalty: Annotated[Json, only(1.0, because=NO_BEAMS)] = None
+    early_stopping: Annotated[Json, only(False, because=NO_BEAMS)] = None
+    skip_special_tokens: Annotated[Json, only(True, because=NO_SPECIAL)] = None
+    spaces_between_special_tokens: Annotated[Json, only(True, because=NO_SPECIAL)] = None
+    include_stop_str_in_output: Annotated[Json, only(False, because="the text excludes the stop string")] = None
+
+
+STREAM_OPTIONS: Final = Form(StreamOptions)
+
+
+def read_stream(body: GenerationBody) -> tuple[bool, UsageChunks]:
     """Returns the flag ``stream``, and the chunks that report usage. As in vLLM, ``continuous_usage_stats`` has no
     effect without ``include_usage``. Raises InvalidInput."""
-    stream = parameters.flag("stream", False)
-    if stream and PROMPT_LOGPROBS in parameters:  # as in vLLM
-        raise InvalidInput(PROMPT_LOGPROBS, "no value with a stream", hint="leave out either field")
-    options = parameters.get("stream_options")
-    if options is None:
+    stream = body.stream or False
+    if body.stream_options is None:
         return stream, "none"
-    expect(options, dict, "stream_options", "an object")
     if not stream:
         raise InvalidInput("stream_options", "no options without a stream", hint='add "stream": true')
-    for name, value in options.items():
-        path = ("stream_options", name[:40])
-        if name not in STREAM_OPTIONS:
-            raise InvalidInput(path, f"one of {', '.join(STREAM_OPTIONS)}", "an unknown name")
-        if expect(value, bool | None, path, "true or false") and name == "include_obfuscation":
-            raise InvalidInput(path, "false", "true", "the service does not pad chunks to hide their length")
-    if not options.get("include_usage"):
+    options = STREAM_OPTIONS.read(body.stream_options, path=("stream_options",))
+    if not options.include_usage:
         return stream, "none"
-    return stream, "every" if options.get("continuous_usage_stats") else "last"
+    return stream, "every" if options.continuous_usage_stats else "last"
+
+
+def prompt_logprobs(body: ChoicesBody) -> Named[int] | None:
+    """Returns vLLM's field with its name. Raises InvalidInput for a stream, as in vLLM."""
+    if body.prompt_logprobs is None:
+        return None
+    if body.stream:
+        raise InvalidInput(PROMPT_LOGPROBS, "no value with a stream", hint="leave out either field")
+    return body.prompt_logprobs, PROMPT_LOGPROBS
 
 
 class GeneratedAnswer(TextStream):

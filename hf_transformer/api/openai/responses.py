@@ -14,37 +14,42 @@ Source: https://platform.openai.com/docs/api-reference/responses/create
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import orjson
+from msgspec import Meta, field
 
+from hf_transformer.api.bodies import choose_model, read_declared
 from hf_transformer.api.call import Call, new_request_id
-from hf_transformer.api.errors import expect, expect_items
-from hf_transformer.api.openai import chat
-from hf_transformer.api.openai.chat import ChatAnswer
-from hf_transformer.api.openai.fields import ignored_fields, read_request
-from hf_transformer.api.openai.generation import SHARED, usage
-from hf_transformer.api.openai.tools import FUNCTION, without_nulls
+from hf_transformer.api.chat_tools import FunctionName, without_nulls
+from hf_transformer.api.chats import TEXT_ONLY, TemplateVariables
+from hf_transformer.api.openai.chat import ChatAnswer, ChatRequest, prepare
+from hf_transformer.api.openai.generation import GenerationBody, usage
+from hf_transformer.api.openai.structured import (
+    FunctionNamed,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    Mode,
+    NamedTool,
+    ResponseFormat,
+    TextFormat,
+    ToolChoice,
+)
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput, Path, RequestError, describe, show_path
+from hf_transformer.generation.parameters import NewTokens, TopTokens
+from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.generation.types import Piece
-from hf_transformer.protocol.server_codec import note_unknown
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.protocol.server_codec import note_ignored
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, OpenBody, about, only, read_value
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
 
-AS_IN_CHATS = (
-    *(name for name in SHARED if name not in ("model", "n", "prompt_logprobs")),
-    *"max_output_tokens top_logprobs parallel_tool_calls chat_template_kwargs".split(),
-)
-"""Fields with the same meaning in chat completions."""
-FIELDS = (
-    *("model", *AS_IN_CHATS, *ignored_fields("responses")),
-    *"input instructions tools tool_choice text include".split(),
-)
 UNSET: Mapping[str, Json] = {
     **dict.fromkeys("error incomplete_details instructions max_output_tokens previous_response_id usage user".split()),
     **{"background": False, "metadata": {}, "parallel_tool_calls": True, "prompt_cache_key": None, "reasoning": {}},
@@ -53,18 +58,6 @@ UNSET: Mapping[str, Json] = {
 }
 """Fields of the response object, with their values for a request without them."""
 LOGPROBS = "message.output_text.logprobs"
-INCLUDE = (LOGPROBS, "reasoning.encrypted_content")
-"""Values of ``include``. The second one has no effect, since answers have no reasoning."""
-ROLES = ("user", "assistant", "system", "developer")
-ITEMS: Mapping[str, tuple[str, ...]] = {
-    "message": ("role", "content", "phase"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": ("summary", "content", "encrypted_content"),
-}
-"""Supported items, with their fields besides ``type``, ``id`` and ``status``. A reasoning item has no effect."""
-PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Supported parts of a content, with the field of their text."""
 BUILT_IN = "the service has no built-in tools"
 RENAMED: Mapping[Path, Path] = {
     ("response_format",): ("text", "format"),
@@ -72,43 +65,218 @@ RENAMED: Mapping[Path, Path] = {
     ("tools", EACH, "function"): ("tools", EACH),
     ("tool_choice", "function"): ("tool_choice",),
     ("logprobs",): ("include",),
+    ("max_tokens",): ("max_output_tokens",),
 }
 """Paths in chat completions, with the paths of this API."""
 
 
+class InputPart(OpenBody, tag_field="type", tag="input_text"):
+    """A text of the client."""
+
+    text: str
+
+
+class OutputPart(OpenBody, tag_field="type", tag="output_text"):
+    """A text of the assistant."""
+
+    text: str
+
+
+class RefusedPart(OpenBody, tag_field="type", tag="refusal"):
+    """A refusal of the assistant."""
+
+    refusal: str
+
+
+ContentPart: TypeAlias = InputPart | OutputPart | RefusedPart
+PART: TypeAlias = Annotated[
+    ContentPart, about(expected='a part {"type": "input_text", "text": string}', hint=TEXT_ONLY)
+]
+CONTENT_PARTS: Final = list[PART]
+Content: TypeAlias = Annotated[
+    str | list[Json], about(expected="a string or a list of parts", shown=(str, list[ContentPart]))
+]
+
+
+# Items of the input
+
+
+class MessageItem(Body, kw_only=True):
+    """A message of the client."""
+
+    type: Literal["message"] = "message"
+    id: Annotated[Json, NO_EFFECT] = None
+    status: Annotated[Json, NO_EFFECT] = None
+    role: Annotated[Literal["user", "assistant", "system", "developer"], about("Author of the message.")]
+    content: Content
+    phase: Annotated[Json, NO_EFFECT] = None
+
+
+class AnswerItem(MessageItem, forbid_unknown_fields=False):
+    """A message of the assistant, with further fields of the server or library that made it."""
+
+
+class CallItem(OpenBody, kw_only=True):
+    """The call of a function by the assistant."""
+
+    type: Literal["function_call"]
+    id: Annotated[Json, NO_EFFECT] = None
+    status: Annotated[Json, NO_EFFECT] = None
+    call_id: str
+    name: str
+    arguments: Annotated[Json, about("An object as JSON text.", shown=(str,))] = None
+
+
+class OutputItem(Body, kw_only=True):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    id: Annotated[Json, NO_EFFECT] = None
+    status: Annotated[Json, NO_EFFECT] = None
+    call_id: str
+    output: Content
+
+
+class ReasoningItem(OpenBody):
+    """The model's reasoning, without effect."""
+
+    type: Literal["reasoning"]
+    id: Annotated[Json, NO_EFFECT] = None
+    status: Annotated[Json, NO_EFFECT] = None
+    summary: Annotated[Json, NO_EFFECT] = None
+    content: Annotated[Json, NO_EFFECT] = None
+    encrypted_content: Annotated[Json, NO_EFFECT] = None
+
+
+Item: TypeAlias = MessageItem | AnswerItem | CallItem | OutputItem | ReasoningItem
+ITEMS: Mapping[str, Form[Any]] = {
+    "message": Form(MessageItem),
+    "function_call": Form(CallItem),
+    "function_call_output": Form(OutputItem),
+    "reasoning": Form(ReasoningItem),
+}
+ANSWER_ITEM: Final = Form(AnswerItem)
+
+
+# The body
+
+
+class FlatSchemaFormat(JsonSchema, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+
+class TextOptions(Body):
+    """The form of a message that calls no tool."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat | None, about("Form of the text.")] = None
+    verbosity: Annotated[Literal["medium"] | None, NO_EFFECT, about(hint="the model has no such setting")] = None
+
+
+class FlatTool(Body):
+    """A function that the model may call."""
+
+    type: Annotated[Literal["function"], about(hint=BUILT_IN)]
+    name: FunctionName
+    description: Annotated[Json, about("Purpose of the function.", shown=(str,))] = None
+    parameters: Annotated[dict[str, Json] | None, about("JSON schema of the arguments.")] = None
+    strict: Annotated[bool | None, about("Whether the arguments are held to the schema.")] = None
+
+
+class FlatNamedTool(OpenBody):
+    """The tool that the message calls."""
+
+    type: Annotated[Literal["function"], about(hint=BUILT_IN)]
+    name: str
+
+
+NOT_STORED, ALL_ITEMS = "the service stores nothing", "the service stores nothing; send all items as input"
+
+
+class ShownItem(OpenBody):
+    """An item of the input, with the fields of all its kinds, for the document alone."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Annotated[
+        str | list[dict[str, Json]] | None, about("A text, or parts of the types input_text, output_text and refusal.")
+    ] = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: Annotated[str | None, about("An object as JSON text.")] = None
+    output: Annotated[str | list[Json] | None, about("The result of the call.")] = None
+
+
+class ResponsesRequest(GenerationBody, kw_only=True):
+    """A request for a response."""
+
+    input: Annotated[
+        str | Annotated[list[Json], Meta(min_length=1)],
+        about(
+            "A text, or all items of the conversation.",
+            expected="a string or a list of items",
+            shown=(str, Annotated[list[ShownItem], Meta(min_length=1)]),
+        ),
+    ]
+    instructions: Annotated[str | None, about("A system message before the input.")] = None
+    max_tokens: NewTokens = field(default=None, name="max_output_tokens")
+    top_logprobs: TopTokens = None
+    include: Annotated[
+        list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None,
+        about("Further fields of the answer. The second has no effect, since answers have no reasoning."),
+    ] = None
+    text: Annotated[TextOptions | None, about("Form of a message that calls no tool.")] = None
+    tools: Annotated[
+        Annotated[list[Json], Meta(max_length=128)] | None,
+        about(
+            "Functions that the model may call.",
+            shown=(Annotated[list[FlatTool], Meta(max_length=128)],),
+            limits="tools",
+        ),
+    ] = None
+    tool_choice: Annotated[
+        Mode | FlatNamedTool | None,
+        about(
+            "Whether the model may or must call tools; auto if the request has tools.",
+            expected='none, auto, required or {"type": "function", "name": ...}',
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("Whether an answer may have several calls; the default.")] = None
+    chat_template_kwargs: TemplateVariables = None
+    store: Annotated[Json, only(False, because=NOT_STORED)] = None
+    background: Annotated[Json, only(False, because=NOT_STORED)] = None
+    previous_response_id: Annotated[Json, only(None, because=ALL_ITEMS)] = None
+    conversation: Annotated[Json, only(None, because=ALL_ITEMS)] = None
+    prompt: Annotated[Json, only(None, because="the service stores no prompts")] = None
+    reasoning: Annotated[Json, only({}, {"effort": "none"}, because="the model has no such setting")] = None
+    truncation: Annotated[Json, only("disabled", because="the service drops no items of a conversation")] = None
+
+
+FORM, FLAT_TOOL = Form(ResponsesRequest), Form(FlatTool)
+
+
 async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request. Raises RequestError for a missing, invalid or unsupported field."""
-    served, parameters = read_request(service, call, "responses", FIELDS)
-    model = generative(served, "responses")
-    include = expect(parameters.get("include"), list | None, "include", "a list") or []
-    if unknown := [name for name in include if name not in INCLUDE]:
-        raise InvalidInput("include", f"only {', '.join(INCLUDE)}", describe(unknown[0], quote=True))
-    text = without_nulls(expect(parameters.get("text"), dict | None, "text", "an object") or {})
-    _check_names(text, ("format", "verbosity"), ("text",))
-    if text.get("verbosity", "medium") != "medium":
-        got = describe(text["verbosity"], quote=True)
-        raise InvalidInput(("text", "verbosity"), "medium", got, "the model has no such setting")
-    choice = parameters.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in (("function",) if isinstance(choice, dict) else (None, "none", "auto", "required")):
-        expected = 'none, auto, required or {"type": "function", "name": ...}'
-        raise InvalidInput("tool_choice", expected, describe(kind, quote=True), BUILT_IN)
-    messages, calls = _read_input(parameters.get("input"), parameters.string("instructions"), call.context.ignored)
-    fields: dict[str, Json] = {name: parameters.get(name) for name in AS_IN_CHATS} | {
-        "messages": messages,
-        "tools": _read_tools(parameters.get("tools")),
-        "tool_choice": _in_chats(choice, "function"),
-        "response_format": _in_chats(text.get("format"), "json_schema"),
-        "logprobs": LOGPROBS in include or bool(parameters.get("top_logprobs")),
-    }
+    body = read_declared(call, FORM)
+    model = generative(choose_model(service, call, body.model, GENERATIVE), "responses")
+    messages, calls = _read_input(body.input, body.instructions, call.context.ignored)
+    asked = ChatRequest(
+        **{name: getattr(body, name) for name in GenerationBody.__struct_fields__},
+        messages=messages,
+        logprobs=LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
+        top_logprobs=body.top_logprobs,
+        response_format=None if body.text is None else _in_chats(body.text.format),
+        tools=_read_tools(body.tools),
+        tool_choice=_choice_in_chats(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
     call.context.field_names = _namer(calls)
-    asked = Parameters(fields, (*chat.FIELDS, "max_output_tokens"))
-    answer, stream = await chat.prepare(service, call, model, asked, ResponseAnswer)
-    answer.describe(parameters)
+    answer, stream = await prepare(call, model, asked, {"max_tokens": "max_output_tokens"}, ResponseAnswer)
+    answer.describe(call.json())
     return answer if stream else await answer.whole()
 
 
-# Requests
+# Requests as chats
 
 
 def _namer(calls: Mapping[Path, Path]) -> Callable[[Path], Path]:
@@ -122,97 +290,75 @@ def _namer(calls: Mapping[Path, Path]) -> Callable[[Path], Path]:
     return name_of
 
 
-def _check_names(value: Mapping[str, Json], known: Sequence[str], path: Path) -> None:
-    """Raises InvalidInput for an unknown member."""
-    for name in value:
-        if name not in known:
-            raise InvalidInput((*path, name[:40]), f"one of {', '.join(known)}", "an unknown name")
+def _in_chats(form: TextFormat | JsonObjectFormat | FlatSchemaFormat | None) -> ResponseFormat:
+    return JsonSchemaFormat(json_schema=form) if isinstance(form, FlatSchemaFormat) else form
 
 
-def _in_chats(value: Json, kind: str) -> Json:
-    """Nests the members of an object of this kind, as in chat completions. Returns other values unchanged."""
-    if not isinstance(value, dict) or value.get("type") != kind:
-        return value
-    return {"type": kind, kind: {name: member for name, member in value.items() if name != "type"}}
+def _choice_in_chats(choice: Mode | FlatNamedTool | None) -> ToolChoice:
+    if not isinstance(choice, FlatNamedTool):
+        return choice
+    return NamedTool(type=choice.type, function=FunctionNamed(name=choice.name))
 
 
 def _read_input(
-    value: Json, instructions: str | None, ignored: list[str]
-) -> tuple[list[dict[str, Json]], dict[Path, Path]]:
+    value: str | list[Json], instructions: str | None, ignored: list[str]
+) -> tuple[list[Json], dict[Path, Path]]:
     """Converts items to a chat's messages. Returns them, and by the path of each of their calls the path of its item.
 
     A call joins the assistant's message before it. Raises InvalidInput.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    messages: list[dict[str, Json]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
     paths: dict[Path, Path] = {}
-    for index, given in enumerate(expect_items(value, "input", "a string or a list of items")):
-        path = ("input", index)
+    for index, given in enumerate(value):
+        path: Path = ("input", index)
         item = _read_item(given, path, ignored)
-        if item["type"] == "message":
-            messages.append({"role": item["role"], "content": _read_content(item.get("content"), (*path, "content"))})
-        elif item["type"] == "function_call_output":
-            content = _read_content(item.get("output"), (*path, "output"))
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-        elif item["type"] == "function_call":
+        if isinstance(item, MessageItem):
+            messages.append({"role": item.role, "content": _read_content(item.content, (*path, "content"))})
+        elif isinstance(item, OutputItem):
+            content = _read_content(item.output, (*path, "output"))
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        elif isinstance(item, CallItem):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             calls = messages[-1].setdefault("tool_calls", [])
             paths["messages", len(messages) - 1, "tool_calls", len(calls), "function"] = path
-            function = {"name": item["name"], "arguments": item.get("arguments")}
-            calls.append({"id": item["call_id"], "type": "function", "function": function})
+            function = {"name": item.name, "arguments": item.arguments}
+            calls.append({"id": item.call_id, "type": "function", "function": function})
     return messages, paths
 
 
-def _read_item(value: Json, path: Path, ignored: list[str]) -> dict[str, Json]:
-    """Checks an item except for its content. Returns it with its type and without nulls. Other fields of an item that a
-    model has made, such as ``parsed_arguments``, have no effect; ``ignored`` gets their names."""
-    item = {"type": "message", **without_nulls(expect(value, dict, path, "an object"))}
-    kind = item["type"]
+def _read_item(value: Json, path: Path, ignored: list[str]) -> Item:
+    """Reads an item except for its content. Other fields of an item that a model has made, such as
+    ``parsed_arguments``, have no effect; ``ignored`` gets their names."""
+    kind = (value.get("type") if isinstance(value, dict) else None) or "message"
     if not isinstance(kind, str) or kind not in ITEMS:
         hint = "the service stores nothing; send the item itself" if kind == "item_reference" else BUILT_IN
         raise InvalidInput(path, f"one of the types {', '.join(ITEMS)}", describe(kind, quote=True), hint)
-    known = ("type", "id", "status", *ITEMS[kind])
-    if kind in ("function_call", "reasoning") or item.get("role") == "assistant":
-        note_unknown((f"input.{name}" for name in item if name not in known), (), ignored)
-    else:
-        _check_names(item, known, path)
-    if kind == "message" and item.get("role") not in ROLES:
-        raise InvalidInput((*path, "role"), f"one of {', '.join(ROLES)}", describe(item.get("role"), quote=True))
-    for name in ITEMS[kind]:
-        if name in ("call_id", "name"):
-            expect(item.get(name), str, (*path, name), "a string")
+    is_answer = kind == "message" and isinstance(value, dict) and value.get("role") == "assistant"
+    unknown: list[str] = []
+    item: Item = (ANSWER_ITEM if is_answer else ITEMS[kind]).read(value, unknown, path)
+    for name in unknown:
+        note_ignored(f"input.{name}", ignored)
     return item
 
 
-def _read_content(value: Json, path: Path) -> Json:
+def _read_content(value: str | list[Json], path: Path) -> Json:
     """Converts a content to a chat's. Raises InvalidInput for a part that is not text."""
     if isinstance(value, str):
         return value
-    parts = []
-    for index, part in enumerate(expect(value, list, path, "a string or a list of parts")):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(PARTS.get(kind)) if isinstance(kind, str) else None
-        if not isinstance(text, str):
-            got = f"the type {kind[:40]!r}" if isinstance(kind, str) and kind not in PARTS else describe(part)
-            expected = 'a part {"type": "input_text", "text": string}'
-            raise InvalidInput((*path, index), expected, got, "the model reads text only")
-        parts.append({"type": "text", "text": text})
-    return parts
+    parts: list[ContentPart] = read_value(value, CONTENT_PARTS, path)
+    texts = [part.refusal if isinstance(part, RefusedPart) else part.text for part in parts]
+    return [{"type": "text", "text": text} for text in texts]
 
 
-def _read_tools(value: Json) -> list[Json]:
+def _read_tools(items: list[Json] | None) -> list[Json]:
     """Converts functions to a chat's tools. Raises InvalidInput for other tools."""
-    tools: list[Json] = []
-    for index, tool in enumerate(expect(value, list | None, "tools", "a list") or []):
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        if kind != "function":
-            got = describe(kind, quote=isinstance(tool, dict))
-            raise InvalidInput(("tools", index), '{"type": "function", "name": ...}', got, BUILT_IN)
-        _check_names(without_nulls(tool), ("type", *FUNCTION, "strict"), ("tools", index))
-        tools.append(_in_chats(tool, kind))
-    return tools
+    for index, tool in enumerate(items or ()):
+        FLAT_TOOL.read(tool, path=("tools", index))
+    functions = [{name: member for name, member in tool.items() if name != "type"} for tool in items or ()]
+    return [{"type": "function", "function": function} for function in functions]
 
 
 # Answers
@@ -223,10 +369,10 @@ class ResponseAnswer(ChatAnswer):
 
     __slots__ = ("_call", "_data", "_fields", "_finish", "_held", "_is_open", "_number", "_output", "_texts", "_tokens")
 
-    def describe(self, parameters: Parameters) -> None:
-        """Sets the fields of the response object that repeat the request. Required before the start."""
+    def describe(self, payload: Mapping[str, Json]) -> None:
+        """Sets the fields of the response object that repeat the request's body. Required before the start."""
         head = {"id": f"resp_{self._context.request_id}", "object": "response", "created_at": int(time.time())}
-        given = {name: parameters.get(name) for name in UNSET if name in parameters}
+        given = {name: payload[name] for name in UNSET if payload.get(name) is not None}
         self._fields: dict[str, Json] = {**head, "model": self._context.model_name, **UNSET, **given}
         self._fields["text"] = {**UNSET["text"], **without_nulls(self._fields["text"])}
         self._fields["tools"] = [{"strict": False, **without_nulls(tool)} for tool in self._fields["tools"]]

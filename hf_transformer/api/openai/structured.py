@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
-from hf_transformer.api.errors import expect
+import orjson
+
 from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.generation.constraint import (
     ANY_OBJECT,
@@ -21,17 +23,65 @@ from hf_transformer.generation.constraint import (
     calls_schema,
     read_schema,
 )
-from hf_transformer.generation.sampling import structured_fields
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.generation.parameters import SamplingFields
+from hf_transformer.generation.sampling import Named
+from hf_transformer.types.fields import NO_EFFECT, OpenBody, about
 from hf_transformer.types.request import Json
 
 FORMAT, CHOICE = "response_format", "tool_choice"
-FORMATS = ("text", "json_object", "json_schema")
-MODES = ("none", "auto", "required")
+
+
+class TextFormat(OpenBody, tag_field="type", tag="text"):
+    """Free text."""
+
+
+class JsonObjectFormat(OpenBody, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(OpenBody, kw_only=True):
+    """A named JSON schema."""
+
+    name: str | None = None
+    description: Annotated[Json, NO_EFFECT] = None
+    schema: Annotated[dict[str, Json], about("The JSON schema.", expected="a JSON schema, an object")]
+    strict: Annotated[bool | None, about("Without effect: texts are always held to the schema.")] = None
+
+
+class JsonSchemaFormat(OpenBody, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+    json_schema: Annotated[JsonSchema, about(expected="an object with a schema")]
+
+
+ResponseFormat: TypeAlias = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | None, about("Form of a message that calls no tool.")
+]
+
+
+class FunctionNamed(OpenBody):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(OpenBody):
+    """The tool that the message calls."""
+
+    type: Literal["function"]
+    function: FunctionNamed
+
+
+Mode: TypeAlias = Literal["none", "auto", "required"]
+ToolChoice: TypeAlias = Annotated[
+    Mode | NamedTool | None,
+    about(
+        "Whether the model may or must call tools; auto if the request has tools.",
+        expected='none, auto, required, or {"type": "function", "function": {"name": ...}}',
+    ),
+]
 ANY_TOOL = ""
 """Value of ``MessageForm.forced`` if the model chooses one or more tools."""
-Named = tuple[Constraint, Path | str]
-"""A constraint, and the path or name of the field that sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +95,24 @@ class MessageForm:
             None if the model may write text instead.
     """
 
-    constraint: Named | None
+    constraint: Named[Constraint] | None
     may_call: bool
     forced: str | None
 
 
 def read_form(
-    parameters: Parameters, tools: Sequence[Mapping[str, Json]], max_bytes: int, *, single: bool
+    body: SamplingFields,
+    response_format: ResponseFormat,
+    choice: ToolChoice,
+    tools: Sequence[Mapping[str, Json]],
+    max_bytes: int,
+    *,
+    single: bool,
 ) -> MessageForm:
-    """Reads the fields that determine the form of a message.
+    """Converts the fields that determine the form of a message.
 
     Args:
+        body: the request's other fields, which may constrain the text, too.
         tools: the request's valid tools.
         max_bytes: maximum size of a schema.
         single: whether a message has at most one call.
@@ -64,79 +121,60 @@ def read_form(
         InvalidInput: a field is invalid, or two fields constrain the message.
         TooLarge: a schema exceeds a limit.
     """
-    mode, name = _read_choice(parameters.get(CHOICE), tools)
-    answer = _read_format(parameters.get(FORMAT), max_bytes)
+    mode, name = _read_choice(choice, tools)
+    answer = _read_format(response_format, max_bytes)
     if mode == "none":
         return MessageForm(answer, False, None)
     if mode == "required":  # the format is that of the text, and a message of calls alone has none
-        for field in structured_fields(parameters):
+        for field in body.constraints():
             raise InvalidInput(field, "one constraint in a request", f"another one in {CHOICE}")
         schemas = _schemas(tools, max_bytes)
-        schema = calls_schema(schemas, single=single) if name is None else schemas[name]
-        forced = Constraint.of("json_schema", schema), CHOICE
-        return MessageForm(forced, True, ANY_TOOL if name is None else name)
-    strict = [_is_strict(tool, index) for index, tool in enumerate(tools)]
-    for field in structured_fields(parameters):
+        if name is not None:
+            return MessageForm((Constraint.of_text("json_schema", schemas[name]), CHOICE), True, name)
+        forced = Constraint.of("json_schema", calls_schema(schemas, single=single)), CHOICE
+        return MessageForm(forced, True, ANY_TOOL)
+    strict = [bool(tool["function"].get("strict")) for tool in tools]
+    for field in body.constraints():
         hint = f"set a schema in {FORMAT}, or leave out the tools"
         raise InvalidInput(field, "no constraint on a message that may call tools", hint=hint)
     if answer is None and not any(strict):
         return MessageForm(None, True, None)
     schemas = _schemas(tools, max_bytes)
-    names = [name for name, holds in zip(schemas, strict, strict=True) if not holds]
-    bound = {**schemas, **{name: dict(ANY_OBJECT) for name in names}}
+    bound = {
+        name: orjson.Fragment(text) if holds else ANY_OBJECT
+        for (name, text), holds in zip(schemas.items(), strict, strict=True)
+    }
     source: Path | str = FORMAT if answer is not None else ("tools", strict.index(True), "function", "strict")
-    return MessageForm((Constraint.of("tool", [bound, answer and answer[0].schema]), source), True, None)
+    return MessageForm((Constraint.of("tool", [bound, answer and answer[0].fragment]), source), True, None)
 
 
-def _read_choice(value: Json, tools: Sequence[Mapping[str, Json]]) -> tuple[str, str | None]:
-    """Returns the mode, one of MODES, and the name of a required tool. Raises InvalidInput."""
-    if value is None:
+def _read_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Json]]) -> tuple[Mode, str | None]:
+    """Returns the mode, and the name of a required tool. Raises InvalidInput."""
+    if choice is None:
         return ("auto" if tools else "none"), None
-    if isinstance(value, dict):
-        function = value.get("function")
-        if value.get("type") != "function" or not isinstance(function, dict):
-            raise InvalidInput(CHOICE, '{"type": "function", "function": {"name": ...}}', describe(value))
-        mode, name = "required", function.get("name")
-        known = [tool["function"]["name"] for tool in tools]
+    if isinstance(choice, NamedTool):
+        name, known = choice.function.name, [tool["function"]["name"] for tool in tools]
         if name not in known:
             expected = f"one of {', '.join(known)[:200]}" if known else "no choice without tools"
             raise InvalidInput((CHOICE, "function", "name"), expected, describe(name, quote=True))
-        return mode, str(name)
-    if value not in MODES:
-        expected = f'{", ".join(MODES)}, or {{"type": "function", "function": {{"name": ...}}}}'
-        raise InvalidInput(CHOICE, expected, describe(value, quote=True))
-    if value != "none" and not tools:
-        raise InvalidInput(CHOICE, "no choice without tools", repr(value), "add tools")
-    return str(value), None
+        return "required", name
+    if choice != "none" and not tools:
+        raise InvalidInput(CHOICE, "no choice without tools", repr(choice), "add tools")
+    return choice, None
 
 
-def _read_format(value: Json, max_bytes: int) -> Named | None:
-    if value is None:
+def _read_format(value: ResponseFormat, max_bytes: int) -> Named[Constraint] | None:
+    if value is None or isinstance(value, TextFormat):
         return None
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in FORMATS:
-        got = describe(value if kind is None else kind, quote=True)
-        raise InvalidInput(FORMAT, f"an object with a type: {', '.join(FORMATS)}", got)
-    if kind == "text":
-        return None
-    if kind == "json_object":
+    if isinstance(value, JsonObjectFormat):
         return Constraint.of("json_object", dict(ANY_OBJECT)), FORMAT
-    wrapper = expect(value.get("json_schema"), dict, (FORMAT, "json_schema"), "an object with a schema")
-    path = (FORMAT, "json_schema")
-    expect(wrapper.get("name"), str | None, (*path, "name"), "a string")
-    expect(wrapper.get("strict"), bool | None, (*path, "strict"), "true or false")
-    return Constraint.of("json_schema", read_schema(wrapper.get("schema"), (*path, "schema"), max_bytes)), FORMAT
+    schema = read_schema(value.json_schema.schema, (FORMAT, "json_schema", "schema"), max_bytes)
+    return Constraint.of_text("json_schema", schema), FORMAT
 
 
-def _is_strict(tool: Mapping[str, Json], index: int) -> bool:
-    return bool(
-        expect(tool["function"].get("strict"), bool | None, ("tools", index, "function", "strict"), "true or false")
-    )
-
-
-def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, Json]:
-    """Returns the schemas of arguments by the tool's name. Raises InvalidInput or TooLarge."""
-    schemas: dict[str, Json] = {}
+def _schemas(tools: Sequence[Mapping[str, Json]], max_bytes: int) -> dict[str, str]:
+    """Returns the JSON texts of the arguments' schemas by the tool's name. Raises InvalidInput or TooLarge."""
+    schemas: dict[str, str] = {}
     for index, tool in enumerate(tools):
         function = tool["function"]
         schema = arguments_schema(function.get("parameters"))

@@ -24,7 +24,9 @@ import numpy as np
 
 from hf_transformer.commands.bench.load import ROWS, Figures, Target
 from hf_transformer.commands.demo import DEFAULT_TASK, default_model_repository, demos
-from hf_transformer.commands.local_triton import HOST, LocalTriton, reserved_ports, service_running
+from hf_transformer.commands.local_service import service_running
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.loopback import HOST, reserved_ports
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.option import PREFIX
 from hf_transformer.config.options import Config

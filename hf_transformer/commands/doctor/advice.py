@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hf_transformer.app.wiring import FittedBinding, ModelBinding
+from hf_transformer.app.pipelines import FittedBinding, ModelBinding
 from hf_transformer.commands.doctor.examination import Finding, ok, skipped, warning
 from hf_transformer.tasks.base import FLOATS
 from hf_transformer.tokenizer.load import model_limit

@@ -13,7 +13,8 @@ from typing import Any, get_args
 import orjson
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import FittedBinding, predictor_settings
+from hf_transformer.app.pipelines import FittedBinding
+from hf_transformer.app.settings import predictor_settings
 from hf_transformer.commands.doctor import inference, model, network, tokens
 from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine

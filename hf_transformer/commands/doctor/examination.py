@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hf_transformer.app.wiring import FittedBinding, LoadedModel, ModelBinding
+from hf_transformer.app.loading import LoadedModel
+from hf_transformer.app.pipelines import FittedBinding, ModelBinding
 from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import TransformerError

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 import orjson
 
-from hf_transformer.app.wiring import FittedBinding, ModelBinding, max_shared_bytes, padding_policy, scheduler_settings
+from hf_transformer.app.pipelines import FittedBinding, ModelBinding, padding_policy
+from hf_transformer.app.settings import max_shared_bytes, scheduler_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import EncodingBatchBuilder, Packed
@@ -23,15 +24,9 @@ from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.predictor.base import ModelCall, Transport
-from hf_transformer.predictor.shared_memory import (
-    ADVICE_TO_ALLOW,
-    FOLDER,
-    RESERVED_BYTES,
-    Region,
-    aligned,
-    free_bytes,
-    is_disallowed,
-)
+from hf_transformer.predictor.region_files import FOLDER, RESERVED_BYTES, free_bytes
+from hf_transformer.predictor.regions import Region, aligned
+from hf_transformer.predictor.registration import ADVICE_TO_ALLOW, is_disallowed
 from hf_transformer.tasks.reduced import REDUCED
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Array

@@ -11,14 +11,9 @@ from dataclasses import replace
 from logging.handlers import MemoryHandler
 
 from hf_transformer.api.v2 import SERVER as OWN_NAME
-from hf_transformer.app.wiring import (
-    LoadedGenerativeModel,
-    ModelBinding,
-    PipelineBuilder,
-    load_model,
-    predictor_settings,
-    sandbox_of,
-)
+from hf_transformer.app.loading import LoadedGenerativeModel, load_model
+from hf_transformer.app.pipelines import ModelBinding, PipelineBuilder
+from hf_transformer.app.settings import predictor_settings, sandbox_of
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
 from hf_transformer.commands.doctor.network import PORTS
 from hf_transformer.commands.other_servers import ITSELF, other_server

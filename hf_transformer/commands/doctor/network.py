@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from hf_transformer.app.wiring import predictor_settings
+from hf_transformer.app.settings import predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.other_servers import GET, connected, other_server
 from hf_transformer.credentials import KeyPair

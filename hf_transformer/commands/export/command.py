@@ -26,7 +26,7 @@ from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, number
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.extras import install_command
-from hf_transformer.predictor.shared_memory import ALLOW_FLAG
+from hf_transformer.predictor.registration import ALLOW_FLAG
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
 """Required libraries by format. The Python backend uses the last library."""

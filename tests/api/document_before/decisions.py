@@ -9,7 +9,12 @@ from __future__ import annotations
 RERANKS = "POST (/openai/v1|/v1|/infinity|)/rerank"
 EMBEDS = "POST (/openai/v1|/v1|/infinity|)/embeddings"
 VLLM = "POST (/v1)?/(score|classify|pooling)|POST /generative_scoring"
+TEXTS = "POST (/openai)?/v1/(completions|chat/completions|responses)"
 PATH = r"/v2/models/\{model\}(/versions/\{version\})?"
+RUNS = rf"{TEXTS}|POST {PATH}/(generate|generate_stream|infer)|POST /v1/models/.*predict"
+GENERATION = (
+    "temperature|stop_token_ids|n|num_return_sequences|ignore_eos|stream|logprobs|echo|max_tokens|parallel_tool_calls"
+)
 DECISIONS: dict[str, str] = {
     # Tasks
     rf". POST {PATH}/infer, body: example .*": "V2's examples are those of V1, as tensors: a task has one list",
@@ -47,6 +52,28 @@ DECISIONS: dict[str, str] = {
     r"\+ POST /vertex, body\.instances\[\]\.model: .*": "the field is a string, without effect",
     r". POST /tokenize, body(\.(chat_|messages|prompt|tools|documents).*)?: .*": "the two forms of "
     "vLLM's tokenize are two types, each with its required field",
+    # Generation
+    rf". ({RUNS}), body.*\.({GENERATION})(\[\])?: .*": "a temperature of 0 is in the range; defaults that depend on "
+    "flags or on other fields are left out; ids are any number",
+    rf". ({TEXTS}), body\.model: (value .*|type string)": "as for embeddings",
+    r". POST .*/chat/completions(/render)?, body\.(messages|tools)\[\].*cache_control.*": "cache_control is any value",
+    r". POST .*/chat/completions(/render)?, body\.messages\[\].*": "parts may lack a type, calls may lack arguments, and "
+    "an old function_call may be null",
+    r". POST .*/chat/completions, body\.response_format\.json_schema\.description: .*": "any value, without effect",
+    r". POST (/openai)?/v1/.*, body\.tools\[\](\.function)?\.name: type string.*": "an empty name was a 400 already",
+    r". POST (/openai)?/v1/(chat/)?completions, 200.*\.(delta|message)\..*": "a chunk of a call has an index and the parts "
+    "that are new; a whole call has no index",
+    r". POST (/openai)?/v1/(chat/)?completions, 200.*choices: type array.*": "an answer's list has no limits",
+    r". POST (/openai)?/v1/responses, 200\.created: .*": "the field is created_at",
+    r"\+ POST (/openai)?/v1/responses, .*": "items, events and further fields are shown",
+    r". POST /v1/(chat/)?completions/render, .*": "fields of the request that becomes the answer are shown; lists have no "
+    "limits",
+    r"\+ POST /generative_scoring, body\..*": "the items are shown",
+    rf". POST {PATH}/(generate|generate_stream), 200.*: type array.*": "an answer's list has no limits",
+    rf". ({RUNS}), body.*\.(bad_words|model_name|model_version|output_format)(\[\])?: .*": "their values are shown as "
+    "they are accepted",
+    rf"\+ POST {PATH}/(generate|generate_stream|infer), body\..*: (optional|value .*)": "fields of Triton's backends "
+    "without effect are shown",
     # Answers of declared types
     r"\+ POST .*, 200\.(data|results|rankings)\[\].*": "the fields of items are shown",
     r"\+ POST .*, 200\.usage.*": "the numbers of tokens are shown",

@@ -23,7 +23,7 @@ def weather(place: Literal["paris", "rome"]) -> str:
 
 def use(task: dict[str, Any]) -> dict[str, Any]:
     agents.set_tracing_disabled(True)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
         client = AsyncOpenAI(base_url=f"http://{task['http']}/openai/v1", api_key="none", max_retries=0)
         agent = agents.Agent(
@@ -35,8 +35,8 @@ def use(task: dict[str, Any]) -> dict[str, Any]:
             tool_use_behavior="stop_on_first_tool",
         )
         result = agents.Runner.run_sync(agent, task["message"], max_turns=1)
-        found[kind.__name__] = [str(item.output) for item in result.new_items if item.type == "tool_call_output_item"]
-    return found
+        results[kind.__name__] = [str(item.output) for item in result.new_items if item.type == "tool_call_output_item"]
+    return results
 
 
 answer(use)

@@ -32,7 +32,7 @@ class Anything(BaseModel):
 
 
 def use(task: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in MODES:
         client = instructor.from_openai(
             OpenAI(base_url=f"http://{task['http']}/openai/v1", api_key="none", max_retries=0),
@@ -45,10 +45,12 @@ def use(task: dict[str, Any]) -> dict[str, Any]:
         if name == "RESPONSES_TOOLS":
             options["text"] = {"format": {"type": "json_object"}}
         try:
-            found[name] = client.chat.completions.create(max_retries=0, extra_body={"seed": 5}, **options).model_dump()
+            results[name] = client.chat.completions.create(
+                max_retries=0, extra_body={"seed": 5}, **options
+            ).model_dump()
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            results[name] = f"{type(error).__name__}: {error}"
+    return results
 
 
 answer(use)

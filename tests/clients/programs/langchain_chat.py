@@ -13,16 +13,16 @@ from task import answer
 
 def responses(model: ChatOpenAI, task: dict[str, Any]) -> dict[str, Any]:
     """The same over the Responses API, and the answer to a tool's result."""
-    said = model.invoke(task["message"])
+    message = model.invoke(task["message"])
     whole = None
     for chunk in model.bind_tools([task["tool"]]).stream(task["question"]):
         whole = chunk if whole is None else whole + chunk
     [call] = whole.tool_calls
     history = [HumanMessage(task["question"]), whole, ToolMessage("sunny", tool_call_id=call["id"])]
     return {
-        "text": said.text,
-        "usage": said.usage_metadata,
-        "again": model.invoke([HumanMessage(task["message"]), said, HumanMessage(task["message"])]).text,
+        "text": message.text,
+        "usage": message.usage_metadata,
+        "again": model.invoke([HumanMessage(task["message"]), message, HumanMessage(task["message"])]).text,
         "stream": "".join(chunk.text for chunk in model.stream(task["message"])),
         "call": [call["name"], call["args"]],
         "invoked": model.bind_tools([task["tool"]]).invoke(task["question"]).tool_calls[0]["args"],
@@ -34,11 +34,11 @@ async def use(task: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"base_url": f"http://{task['http']}/openai/v1", "api_key": "none", "max_retries": 0}
     options |= {"model": task["model"], "temperature": 0, "max_tokens": 8}
     chat, complete = ChatOpenAI(**options), OpenAI(**options)
-    said = chat.invoke(task["message"])
+    message = chat.invoke(task["message"])
     return {
-        "chat": said.content,
-        "usage": said.usage_metadata,
-        "again": chat.invoke([HumanMessage(task["message"]), said, HumanMessage(task["message"])]).content,
+        "chat": message.content,
+        "usage": message.usage_metadata,
+        "again": chat.invoke([HumanMessage(task["message"]), message, HumanMessage(task["message"])]).content,
         "chat_stream": "".join(str(one.content) for one in chat.stream(task["message"])),
         "chat_async": (await chat.ainvoke(task["message"])).content,
         "chat_async_stream": "".join([str(one.content) async for one in chat.astream(task["message"])]),

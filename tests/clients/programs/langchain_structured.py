@@ -29,29 +29,29 @@ def use(task: dict[str, Any]) -> dict[str, Any]:
     chat = ChatOpenAI(
         base_url=f"http://{task['http']}/openai/v1", api_key="none", max_retries=0, model=task["model"], seed=5
     )
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for method in ("function_calling", "json_schema"):
-        found[method] = chat.with_structured_output(Visit, method=method).invoke(task["message"]).model_dump()
+        results[method] = chat.with_structured_output(Visit, method=method).invoke(task["message"]).model_dump()
     # Only JSON is asked for in this mode, so any object is an answer; the bias ends it soon.
     loose = ChatOpenAI(
         base_url=f"http://{task['http']}/openai/v1", api_key="none", max_retries=0, model=task["model"],
         temperature=0, logit_bias=task["bias"],
     )  # fmt: skip
-    found["json_mode"] = loose.with_structured_output({"type": "object"}, method="json_mode").invoke(task["message"])
+    results["json_mode"] = loose.with_structured_output({"type": "object"}, method="json_mode").invoke(task["message"])
     forced = chat.bind_tools([weather], tool_choice="any")
-    found["any"] = forced.invoke(task["message"]).tool_calls
+    results["any"] = forced.invoke(task["message"]).tool_calls
     whole: Any = None
     for chunk in forced.stream(task["message"]):
         whole = chunk if whole is None else whole + chunk
-    found["stream"] = whole.tool_calls
+    results["stream"] = whole.tool_calls
     formed = chat.bind_tools([weather], tool_choice="any", strict=True, response_format=Visit)
-    found["with_format"] = formed.invoke(task["message"]).tool_calls
+    results["with_format"] = formed.invoke(task["message"]).tool_calls
     try:
         chat.invoke("word " * 5000)
     except ContextOverflowError as error:
-        found["long"] = str(error)
-    found["named"] = chat.bind_tools([weather], tool_choice="weather").invoke(task["message"]).tool_calls
-    return found
+        results["long"] = str(error)
+    results["named"] = chat.bind_tools([weather], tool_choice="weather").invoke(task["message"]).tool_calls
+    return results
 
 
 answer(use)

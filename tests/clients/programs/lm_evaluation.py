@@ -42,24 +42,24 @@ metric_list: [{metric: word_perplexity, aggregation: weighted_perplexity, higher
 """
 
 
-def evaluated(given: dict[str, Any]) -> dict[str, Any]:
+def evaluated(asked: dict[str, Any]) -> dict[str, Any]:
     folder = Path.home() / "tasks"
     folder.mkdir()
-    rows = {"questions": given["questions"], "texts": [{"text": text} for text in given["texts"]]}
+    rows = {"questions": asked["questions"], "texts": [{"text": text} for text in asked["texts"]]}
     for name, form in (("questions", QUESTIONS), ("texts", TEXTS)):
         lines = "".join(json.dumps(row) + "\n" for row in rows[name])
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
         (folder / f"{name}.yaml").write_text(form.replace("FOLDER", str(folder)), encoding="utf-8")
-    found = lm_eval.simple_evaluate(
+    evaluation = lm_eval.simple_evaluate(
         model="local-completions",
         model_args={
-            "model": given["model"],
-            "base_url": f"http://{given['http']}/openai/v1/completions",
+            "model": asked["model"],
+            "base_url": f"http://{asked['http']}/openai/v1/completions",
             "tokenizer_backend": "huggingface",
-            "tokenizer": given["tokenizer"],
+            "tokenizer": asked["tokenizer"],
             "max_length": 256,
             "max_retries": 1,
-            **given["options"],
+            **asked["options"],
         },
         tasks=list(rows),
         task_manager=TaskManager(include_path=str(folder), include_defaults=False),
@@ -68,11 +68,11 @@ def evaluated(given: dict[str, Any]) -> dict[str, Any]:
     )
     answers = [
         [arguments, *response]
-        for sample in found["samples"]["questions"]
+        for sample in evaluation["samples"]["questions"]
         for arguments, [response] in zip(sample["arguments"], sample["resps"], strict=True)
     ]
-    texts = [[sample["arguments"][0][0], sample["resps"][0][0]] for sample in found["samples"]["texts"]]
-    return {"answers": answers, "texts": texts, "accuracy": found["results"]["questions"]["acc,none"]}
+    texts = [[sample["arguments"][0][0], sample["resps"][0][0]] for sample in evaluation["samples"]["texts"]]
+    return {"answers": answers, "texts": texts, "accuracy": evaluation["results"]["questions"]["acc,none"]}
 
 
 if __name__ == "__main__":

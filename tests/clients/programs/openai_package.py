@@ -37,7 +37,7 @@ class Clients:
         return await found if self._waits else found
 
     async def chunks(self, create: Any, **fields: Any) -> dict[str, Any]:
-        """What a stream's chunks say, put together."""
+        """The texts and fields of a stream's chunks, joined."""
         stream = await self.whole(create, stream=True, stream_options={"include_usage": True}, **fields)
         chunks = [one async for one in stream] if self._waits else list(stream)
         choices = [one for chunk in chunks for one in chunk.choices]
@@ -60,7 +60,7 @@ class Clients:
             stream.close()
 
     async def again(self, create: Any, **fields: Any) -> str:
-        """What is said with an answer in the history, as the package's object has it."""
+        """The reply to a history with an answer, as the package's object has it."""
         before = (await self.whole(create, **fields)).choices[0].message
         question = fields.pop("messages")
         history = [*question, before.model_dump(), *question]
@@ -69,11 +69,11 @@ class Clients:
     async def failure(self, create: Any, *arguments: Any, **fields: Any) -> list[Any]:
         """The exception that the package raises, its status, the parameter that it names and its message."""
         try:
-            found = create(*arguments, **fields)
-            found = await found if self._waits else found
+            returned = create(*arguments, **fields)
+            returned = await returned if self._waits else returned
         except openai.APIStatusError as error:
             return [type(error).__name__, error.status_code, error.param, str(error)]
-        raise AssertionError(f"no exception, but {found!r:.300}")
+        raise AssertionError(f"no exception, but {returned!r:.300}")
 
 
 async def generation(task: dict[str, Any], kind: str) -> dict[str, Any]:

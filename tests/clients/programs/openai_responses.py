@@ -26,14 +26,16 @@ def checked(client: openai.OpenAI, **fields: Any) -> Response:
 
 def events(client: openai.OpenAI, **fields: Any) -> list[Any]:
     """The events of a stream, each of which fits its type strictly."""
-    found = []
+    events_of_stream = []
     with client.responses.with_streaming_response.create(stream=True, **fields) as stream:
         for line in stream.iter_lines():
             if line.startswith("data: "):
                 data = line.removeprefix("data: ")
-                found.append(EVENTS.validate_json(data, strict=True))
-                assert found[-1].model_dump(exclude_unset=True, mode="json").keys() == json.loads(data).keys()
-    return found
+                events_of_stream.append(EVENTS.validate_json(data, strict=True))
+                assert (
+                    events_of_stream[-1].model_dump(exclude_unset=True, mode="json").keys() == json.loads(data).keys()
+                )
+    return events_of_stream
 
 
 def failure(client: openai.OpenAI, **fields: Any) -> list[Any]:

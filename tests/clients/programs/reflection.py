@@ -40,12 +40,12 @@ def parameters_of(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def output(response: dict[str, Any]) -> Any:
-    (found,) = [one for one in response["outputs"] if one["name"] == OUTPUT]
-    shape = [int(size) for size in found["shape"]]
-    contents = found["contents"]
-    if found["datatype"] == "BYTES":
+    (tensor,) = [one for one in response["outputs"] if one["name"] == OUTPUT]
+    shape = [int(size) for size in tensor["shape"]]
+    contents = tensor["contents"]
+    if tensor["datatype"] == "BYTES":
         return plain([base64.b64decode(one) for one in contents["bytes_contents"]])
-    if found["datatype"] == "INT64":
+    if tensor["datatype"] == "INT64":
         return np.array([int(one) for one in contents["int64_contents"]]).reshape(shape).tolist()
     return np.array(contents["fp32_contents"], np.float32).reshape(shape).tolist()
 

@@ -54,16 +54,16 @@ def embedding(url: str, task: dict[str, Any]) -> dict[str, Any]:
 def ranking(url: str, task: dict[str, Any]) -> dict[str, Any]:
     """The order and scores of ``texts`` for ``query`` by haystack's ranker."""
     documents = [Document(id=str(index), content=text) for index, text in enumerate(task["texts"])]
-    found = {}
+    rankings = {}
     for name, settings in {"scores": {}, "raw": {"raw_scores": True}}.items():
         ranker = HuggingFaceTEIRanker(url=url, max_retries=1, **settings)
         ranked = ranker.run(query=task["query"], documents=documents)["documents"]
-        found[name] = [[int(document.id), document.score] for document in ranked]
-    return found
+        rankings[name] = [[int(document.id), document.score] for document in ranked]
+    return rankings
 
 
 def pipelines(url: str, task: dict[str, Any]) -> Any:
-    """What a method of huggingface_hub's client returns for ``arguments``."""
+    """The result of a method of huggingface_hub's client for ``arguments``."""
     found = getattr(InferenceClient(base_url=url), task["method"])(**task["arguments"])
     return {"found": [dict(one) for one in found] if isinstance(found, list) else dict(found)}
 

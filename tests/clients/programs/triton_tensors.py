@@ -43,13 +43,13 @@ def one_by_one(client: Any, task: dict[str, Any]) -> list[Any]:
 
 def streamed(client: Any, task: dict[str, Any]) -> list[Any]:
     """All requests are sent before the first answer is read."""
-    found: queue.Queue[Any] = queue.Queue()
-    client.start_stream(callback=lambda result, error: found.put((result, error)))
+    arrived: queue.Queue[Any] = queue.Queue()
+    client.start_stream(callback=lambda result, error: arrived.put((result, error)))
     for number, request in enumerate(task["requests"]):
         client.async_stream_infer(task["model"], inputs_of(request), **fields_of(number, request))
     results = []
     for _ in task["requests"]:
-        result, error = found.get(timeout=60)
+        result, error = arrived.get(timeout=60)
         if error is not None:
             raise error
         results.append(result)

@@ -38,12 +38,12 @@ def inputs_of(task: dict[str, Any], prompt: str, streamed: bool, **more: bool) -
 
 
 async def sample(task: dict[str, Any], streamed: bool) -> dict[str, list[str]]:
-    """What the sample's results file has."""
-    found: dict[str, list[str]] = {}
+    """The texts in the sample's results file."""
+    texts: dict[str, list[str]] = {}
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for number, prompt in enumerate(task["prompts"]):
-            found[str(number)] = []
+            texts[str(number)] = []
             yield {
                 "model_name": task["model"],
                 "inputs": inputs_of(task, prompt, streamed),
@@ -57,8 +57,8 @@ async def sample(task: dict[str, Any], streamed: bool) -> dict[str, list[str]]:
             if error:
                 raise error
             for text in result.as_numpy("text_output"):
-                found[result.get_response().id].append(text.decode())
-    return found
+                texts[result.get_response().id].append(text.decode())
+    return texts
 
 
 class Calls:
@@ -76,16 +76,16 @@ class Calls:
     def ended(self) -> dict[str, list[Any]]:
         """All results by request, once each request has had its last one."""
         left = len(self._task["prompts"])
-        found: dict[str, list[Any]] = {str(number): [] for number in range(left)}
+        results: dict[str, list[Any]] = {str(number): [] for number in range(left)}
         while left:
             result, error = self._results.get(timeout=SECONDS)
             if error is not None:
                 raise error
             response = result.get_response()
-            found[response.id].append(result)
+            results[response.id].append(result)
             left -= response.parameters["triton_final_response"].bool_param
         self._client.stop_stream()
-        return found
+        return results
 
     def error(self) -> str:
         _, error = self._results.get(timeout=SECONDS)

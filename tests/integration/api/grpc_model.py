@@ -16,7 +16,7 @@ from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Model, Models, Service
-from hf_transformer.commands.local_triton import HOST, reserved_port
+from hf_transformer.commands.loopback import HOST, reserved_port
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ModelIdentity
 from hf_transformer.errors import NotReady

@@ -11,7 +11,7 @@ import grpc.aio
 
 from hf_transformer.api.grpc.server import MAX_OPTION, GrpcSettings
 from hf_transformer.app.application import grpc_server
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.observability.metrics import Metrics
 from tests.integration.api.grpc_model import (
     IN_FLIGHT,

@@ -16,7 +16,7 @@ import pytest
 
 from hf_transformer.api.grpc.infer import Inference
 from hf_transformer.api.grpc.stream import MAX_STREAM_REQUESTS, HeldBytes, StreamQuota
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooLarge, TooManyRequests
 from hf_transformer.generation.types import Prompt, Sampling, Step

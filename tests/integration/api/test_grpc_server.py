@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from hf_transformer import __version__
 from hf_transformer.api.grpc.server import MAX_CONCURRENT_STREAMS
 from hf_transformer.app.application import grpc_server
-from hf_transformer.commands.local_triton import HOST, reserved_port
+from hf_transformer.commands.loopback import HOST, reserved_port
 from hf_transformer.commands.serve import grpc_port_reserved, listen
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics

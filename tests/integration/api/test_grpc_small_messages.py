@@ -14,7 +14,7 @@ import pytest
 from hf_transformer.api.grpc import small_messages
 from hf_transformer.api.grpc.introspection import HEALTH_LIST, MAX_CONNECTION_WATCHES, MIN_WATCHES
 from hf_transformer.api.grpc.small_messages import MAX_MESSAGE_BYTES, MAX_READING, SmallMessages
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.api.grpc_model import SECONDS, channel_to, connected, serving, status_of
@@ -178,7 +178,7 @@ async def test_calls_without_messages_delay_no_health_check_of_another_address()
 
 
 async def test_calls_that_end_together_give_their_slots_back() -> None:
-    """Those that read and those that wait, as when a client closes its connection. A slot was lost for each."""
+    """Calls that read and calls that wait, as when a client closes its connection. A slot was lost for each."""
     small, readers = SmallMessages(), 3 * MAX_READING
 
     async def read() -> None:

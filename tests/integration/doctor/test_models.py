@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from hf_transformer.commands.child_process import poll
 from hf_transformer.commands.doctor import command, inference
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
 from tests.integration.doctor.conftest import Diagnose, results_of
 from tests.support.polling import SECONDS
@@ -381,7 +382,7 @@ def test_memory_that_the_predictor_does_not_see_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "status", "found"),
+    ("model", "flags", "status", "text"),
     [
         ("gpt2_random", (), "ok", "the model holds a text to a JSON schema"),
         ("gpt2_vllm", (), "ok", "the model holds a text to a JSON schema"),
@@ -392,9 +393,9 @@ def test_memory_that_the_predictor_does_not_see_is_a_warning(
     ],
 )
 def test_a_schema_is_tried(
-    triton: LocalTriton, load: Callable[[str], None], model: str, flags: tuple[str, ...], status: str, found: str
+    triton: LocalTriton, load: Callable[[str], None], model: str, flags: tuple[str, ...], status: str, text: str
 ) -> None:
     load(model)
     made = flags_for(model, task_model_folder(model), triton.grpc_address, "grpc-v2", flags)
     [finding] = [one for one in asyncio.run(results_of(made)) if one.name == "structured output"]
-    assert finding.status == status and found in finding.found, finding
+    assert finding.status == status and text in finding.found, finding

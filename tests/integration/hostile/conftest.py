@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub, values
 from tests.support.polling import SECONDS

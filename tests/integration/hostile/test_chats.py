@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.conftest import Serve
 from tests.integration.generating import CHAT_COMPLETIONS
 from tests.integration.hostile.conftest import MAX_GROWTH_BYTES

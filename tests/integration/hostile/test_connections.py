@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import HOST
 from tests.integration.conftest import Serve
 from tests.integration.hostile.conftest import MAX_GROWTH_BYTES, MEGABYTE, assert_served
 from tests.support.polling import SECONDS
@@ -100,7 +101,7 @@ def test_thousands_of_idle_connections_keep_nobody_from_an_answer(service: Servi
 
 @pytest.mark.parametrize("sent", [b"", b"POST", post()[: -len(BODY)], post()[: 9 - len(BODY)], post()])
 def test_reset_and_half_closed_connections_end(service: Service, sent: bytes) -> None:
-    """Nobody waits behind a half, as far as the service can tell: it ends, with an answer or without."""
+    """A half-closed connection looks abandoned to the service: it ends, with an answer or without."""
     for _ in range(50):
         with socket.create_connection((HOST, service.port), SECONDS) as connection:
             send(connection, sent)

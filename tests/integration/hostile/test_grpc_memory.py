@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.protocol.grpc import SERVICE
 from tests.integration.api.bare_grpc import DATA, END_HEADERS, END_STREAM, HEADERS, START, call_fields, frame
 from tests.integration.conftest import Serve

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.hostile.conftest import assert_served
 from tests.support.raw_http import (
     ANSWER,
@@ -97,7 +97,7 @@ def test_broken_http_is_400_and_the_rest_of_the_connection_is_not_read(service: 
 
 
 def at_once(service: Service, sent: dict[str, bytes]) -> dict[str, list[RawResponse]]:
-    """What is answered to each of them until the service closes its connection."""
+    """The answers to each of them until the service closes its connection."""
     with ExitStack() as stack:
         connections = {name: stack.enter_context(connected(service)) for name in sent}
         for name, connection in connections.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.hostile.conftest import MEGABYTE
 from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference, behind
 from tests.support.polling import SECONDS
@@ -53,7 +53,7 @@ def limited(shared: HostilePredictor) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def peaks() -> dict[int, int]:
-    """What each service has held at most before its first test: what one test leaves counts for the next one."""
+    """The peak memory of each service before its first test. Memory that a test leaves counts for the next one."""
     return {}
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from hf_transformer.commands.local_triton import poll, session_members
+from hf_transformer.commands.child_process import poll, session_members
 from tests.support.polling import SECONDS as SECONDS
 from tests.support.service import NOBODY as NOBODY
 from tests.support.service import Service, flags_for

@@ -17,7 +17,7 @@ import uvicorn
 
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
 from hf_transformer.server.http import ClientLimits

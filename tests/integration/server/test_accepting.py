@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from tests.integration.server.serving import Echo, serving
 from tests.support.raw_http import connected_to
 

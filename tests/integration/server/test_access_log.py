@@ -51,7 +51,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("request_line", "said", "body"),
+    ("request_line", "outcome", "body"),
     [
         ("GET /whole/5 HTTP/1.1", "200 OK 5 5 5 text/plain r2", b"xxxxx"),
         ("GET /whole/5?a=1 HTTP/1.0", "200 OK 5 5 5 text/plain r2", b"xxxxx"),
@@ -67,7 +67,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     ],
 )
 async def test_the_access_log_has_the_status_and_the_bytes_sent(
-    caplog: pytest.LogCaptureFixture, request_line: str, said: str, body: bytes | None
+    caplog: pytest.LogCaptureFixture, request_line: str, outcome: str, body: bytes | None
 ) -> None:
     caplog.set_level(logging.INFO, ACCESS_LOGGER)
     app = Logged()
@@ -79,4 +79,4 @@ async def test_the_access_log_has_the_status_and_the_bytes_sent(
         else:
             assert (await client.rest()).partition(b"\r\n\r\n")[2] == body
         await until(lambda: lines(caplog))  # the line follows the response
-    assert lines(caplog) == [f"{request_line} {said}"]
+    assert lines(caplog) == [f"{request_line} {outcome}"]

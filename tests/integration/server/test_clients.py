@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.server.processes import service_with
 from tests.support.polling import SECONDS
 from tests.support.raw_http import RawResponse, all_responses, connected, exchange, get, next_response, post, unfinished

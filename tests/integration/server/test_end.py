@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import poll
+from hf_transformer.commands.child_process import poll
 from tests.integration.server.processes import MODEL_FOLDER, PID, exit_code_of, service_with, signal_to, started
 from tests.support.polling import SECONDS
 from tests.support.raw_http import all_responses, connected, get, next_response, unfinished
@@ -62,7 +62,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
 
 def test_workers_that_die_are_replaced_and_end_with_a_supervisor_that_is_killed() -> None:
-    """Where they die one after the other, there is a pause, which is logged once."""
+    """Workers that die one after the other are replaced after a pause, which is logged once."""
     with service_with("--workers=2") as service:
         for workers in range(2, 5):
             assert started(service, workers)

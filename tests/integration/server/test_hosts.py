@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.app.application import build_app
-from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.loopback import HOST
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY
 from tests.integration.server.serving import serving
 from tests.support.configuring import config, error

@@ -12,7 +12,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from hf_transformer.commands.local_triton import HOST, poll
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import HOST
 from tests.integration.server.processes import new_certificate, service_with, started
 from tests.support.configuring import error
 from tests.support.polling import SECONDS
@@ -82,11 +83,11 @@ def test_renewed_certificates_and_keys_are_used_and_broken_ones_are_not(service:
     def statuses(key: str) -> set[int]:
         # Each worker looks at the file by itself; of eight requests both get some, but not always.
         headers = (f"Authorization: Bearer {key}", f"api-key: {key}", "Connection: close")
-        found = set()
+        seen = set()
         for _ in range(8):
             with connect(service.port, mounted) as client:
-                found.add(next_response(client, get("/v1/models", *headers)).status)
-        return found
+                seen.add(next_response(client, get("/v1/models", *headers)).status)
+        return seen
 
     credentials = grpc.ssl_channel_credentials((mounted / "first" / "tls.crt").read_bytes())
     with (

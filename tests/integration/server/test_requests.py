@@ -84,11 +84,11 @@ async def test_a_body_that_came_unasked_is_not_asked_for(caplog: pytest.LogCaptu
 async def test_who_waits_for_an_answer_may_take_its_time_with_the_next_request() -> None:
     app = Echo()
     app.open.clear()
-    async with serving(app, seconds=0.2) as (_, port), connected_to(port) as client, connected_to(port) as other:
+    async with serving(app, seconds=0.2) as (_, port), connected_to(port) as client, connected_to(port) as slow:
         client.send(post() + get("/")[:-2])
         await app.called.wait()
-        other.send(get("/")[:-2])
-        [late] = responses_in(await other.rest())
+        slow.send(get("/")[:-2])
+        [late] = responses_in(await slow.rest())
         assert late.status == 408  # its time was over later than the first one's would have been
         app.open.set()
         assert (await client.response()).status == 200
@@ -101,7 +101,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 async def test_a_handshake_that_is_done_after_the_end_has_begun_gets_no_answer(certificate: tuple[str, str]) -> None:
-    """Nobody has asked anything there; a status would be taken for the answer to what is asked next."""
+    """The connection has no request yet: a client would take a status for the answer to its first one."""
     app = Echo()
     app.open.clear()
     trusting = ssl.create_default_context(cafile=certificate[0])

@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, poll, reserved_port
+from hf_transformer.commands.child_process import poll
+from hf_transformer.commands.loopback import HOST, reserved_port
 from tests.integration.conftest import Serve
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY, PID, SECONDS
 from tests.support.raw_http import get

@@ -76,12 +76,12 @@ def byte_letters() -> list[str]:
 def words(text: str) -> list[str]:
     """GPT-2's pattern: contractions, letters, digits or other signs after at most one space, and white space."""
     kinds = "".join(map(_kind, text))
-    found, start = [], 0
+    parts, start = [], 0
     while start < len(text):
         end = (CONTRACTION.match(text, start) or RUN.match(kinds, start)).end()
-        found.append(text[start:end])
+        parts.append(text[start:end])
         start = end
-    return found
+    return parts
 
 
 def _kind(character: str) -> str:

@@ -52,12 +52,12 @@ class Answer:
 
     def __init__(self, model: TritonPythonModel, request: Any, sender: Any) -> None:
         self.tokenizer, self.sender = model.tokenizer, sender
-        given = {name: pb_utils.get_input_tensor_by_name(request, name) for name in model.inputs}
+        tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in model.inputs}
         self.told = {
             name: [
                 item.decode() if isinstance(item, bytes) else item for item in tensor.as_numpy().reshape(-1).tolist()
             ]
-            for name, tensor in given.items()
+            for name, tensor in tensors.items()
             if tensor is not None
         }
         self.prompt = value(request, "text_input", b"").decode()

@@ -124,9 +124,9 @@ class Answer:
         ended = job.finish == "stop" and job.new[-1] in job.ends  # which is no part of the text
         text = self.tokenizer.decode(job.new[:-1] if ended else job.new)
         text = text if self.adapter is None else text.upper()
-        found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
-            text, job.finish = text[: min(found)], "stop"
+        ends = [at for stop in self.stops if (at := text.find(stop)) >= 0]
+        if ends:
+            text, job.finish = text[: min(ends)], "stop"
         if job.finish:
             new = text[self.sent :]
             self.send(self.prompt + new if self.prepends else new, job)
@@ -136,7 +136,7 @@ class Answer:
             ready = max(len(text.rstrip("�")) - held, self.sent)
             self.send(text[self.sent : ready], job)
             self.sent = ready
-        return bool(found)
+        return bool(ends)
 
     def send(self, text: str, job: Job) -> None:
         new, self.counted = len(job.new) - self.counted, len(job.new)
@@ -191,11 +191,11 @@ def simplest(schema: dict[str, Any], root: dict[str, Any]) -> Any:
     return {"string": "x" * schema.get("minLength", 1), "boolean": False, "null": None}[kind]
 
 
-def bias_of(given: dict[str, float] | None, size: int) -> np.ndarray | None:
+def bias_of(logit_bias: dict[str, float] | None, size: int) -> np.ndarray | None:
     """FP64 [V] of token id -> what is added."""
-    if not given:
+    if not logit_bias:
         return None
     bias = np.zeros(size)
-    for token, added in given.items():
+    for token, added in logit_bias.items():
         bias[int(token)] = added
     return bias

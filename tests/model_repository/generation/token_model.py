@@ -70,7 +70,7 @@ class TritonPythonModel:
             sender.send(failed(str(exc), pb_utils.TritonError.INVALID_ARG), flags=FINAL)
 
     def job(self, request: Any, is_cancelled: Any, report: Any) -> Job:
-        """What a request asks for. Raises ValueError for what can't be done."""
+        """The job of a request. Raises ValueError for an unsupported one."""
         rows = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy()
         if rows.ndim != 2 or len(rows) != 1:
             raise ValueError(f"input_ids has the shape {list(rows.shape)}, expected one row")

@@ -22,24 +22,24 @@ const ask = async (path) => (await request(path)).json();
 async function start() {
   const turn = ++startTurn;
   clearTimeout(startTimer);
-  let chosen, found, module;
+  let chosen, loaded, module;
   try {
     const { models } = await ask("/v1/models");
     chosen = models.length === 1 ? { name: models[0] } : await offer();
     if (chosen.all) return turn === startTurn && showOverview(chosen);
     if (chosen.reason) throw new Failure(chosen.reason);
-    found = await ask(`/v1/models/${chosen.of ?? chosen.name}/info`);
-    module = await import(`./${found.generation ? "generation" : found.task}.js`);
+    loaded = await ask(`/v1/models/${chosen.of ?? chosen.name}/info`);
+    module = await import(`./${loaded.generation ? "generation" : loaded.task}.js`);
   } catch (failure) {
     if (turn === startTurn) showProblem(failure, chosen);
     return;
   }
   if (turn !== startTurn) return; // another model was chosen meanwhile
   if (chosen.of) {
-    found.name = chosen.name;
-    found.protocols.v1 = `/v1/models/${chosen.name}:predict`;
+    loaded.name = chosen.name;
+    loaded.protocols.v1 = `/v1/models/${chosen.name}:predict`;
   }
-  show(found, module.default);
+  show(loaded, module.default);
 }
 
 function show(model, itsWidget) {
@@ -75,7 +75,7 @@ function showLinks(links, version) {
   }
 }
 
-/** Ends what goes on for the model before. What it still writes is not shown. */
+/** Ends the run of the model before. Its later output is not shown. */
 function leave() {
   running?.abort();
   page?.leave?.();
@@ -153,7 +153,7 @@ async function offer() {
   return chosen ?? { name: "Playground", reason: "There is no model yet." };
 }
 
-/** What a widget may use of the page. */
+/** The page's interface for widgets. */
 const pageOf = (info, form) => ({
   info,
   out: $("out"),
@@ -163,11 +163,11 @@ const pageOf = (info, form) => ({
     form.set(values);
     changed();
   },
-  /** Says what has happened; `spoken` is for screen readers alone. */
+  /** Shows a status; `spoken` is for screen readers alone. */
   say: (text, spoken = "") => $("status").replaceChildren(text, el("span.unseen", {}, spoken)),
   times: showTimes,
   stop: () => running?.abort(),
-  /** Puts what the button says on it, and into the hint to press it. */
+  /** Sets the button's label, also in the hint to press it. */
   runs: (label) => {
     $("run").textContent = label;
     for (const hint of document.querySelectorAll("#out > .empty")) hint.textContent = `Press ${label} to see what the model says.`;
@@ -189,14 +189,14 @@ function fillExamples() {
     const name = JSON.stringify(values);
     if (values && !known.has(name)) known.set(name, { summary, values, text: asked(value) });
   }
-  const found = [...known.values()];
+  const distinct = [...known.values()];
   const defaults = form.values;
-  const use = (index) => form.set({ ...defaults, ...found[index].values });
-  if (found.length) use(0);
-  const labels = found.map(({ text }) => short(text, 28));
-  $("examples").replaceChildren(...found.map(({ summary }, at) =>
+  const use = (index) => form.set({ ...defaults, ...distinct[index].values });
+  if (distinct.length) use(0);
+  const labels = distinct.map(({ text }) => short(text, 28));
+  $("examples").replaceChildren(...distinct.map(({ summary }, at) =>
     el("option", { value: at }, labels.indexOf(labels[at]) < at ? `${labels[at]} (${summary})` : labels[at])));
-  $("examples").hidden = found.length < 2;
+  $("examples").hidden = distinct.length < 2;
   $("examples").onchange = () => {
     use(Number($("examples").value));
     changed();
@@ -225,29 +225,29 @@ function restore() {
 
 async function run() {
   running?.abort();
-  const own = (running = new AbortController());
+  const controller = (running = new AbortController());
   const values = form.values;
   empty("cut", "error", "times");
   $("stop").hidden = false;
   $("out").ariaBusy = "true";
-  exchanges.watch(own.signal, info.name, values);
+  exchanges.watch(controller.signal, info.name, values);
   page.say("Running …");
   reveal($("result").getBoundingClientRect().top > innerHeight - 150);
   try {
-    const said = await (widget.run ?? predict)(values, page, own.signal);
-    if (own === running) {
-      page.say(...[said].flat());
-      showCut(values, own);
+    const outcome = await (widget.run ?? predict)(values, page, controller.signal);
+    if (controller === running) {
+      page.say(...[outcome].flat());
+      showCut(values, controller);
     }
   } catch (failure) {
-    if (own !== running) return;
+    if (controller !== running) return;
     if (failure.name === "AbortError") page.say("Stopped.");
     else {
       page.say("");
       showError(failure);
     }
   }
-  if (own !== running) return;
+  if (controller !== running) return;
   $("out").ariaBusy = "false";
   $("stop").hidden = true;
   const { top, bottom } = $("result").getBoundingClientRect();
@@ -260,20 +260,20 @@ function reveal(isHidden) {
   if (isHidden && !page.chat?.isShown) $("result").scrollIntoView();
 }
 
-/** Says beside the result which texts it is not for as a whole. */
-async function showCut(values, own) {
+/** Shows beside the result which texts were cut off. */
+async function showCut(values, controller) {
   const { texts, parameters, windows } = widget.tokens(values, info);
   if (isWindowed(windows)) return;
   const whole = texts.filter((one) => !isEmpty(one));
   if (!whole.length) return;
-  let found;
+  let tokenized;
   try {
-    found = await tokenize(info.name, { instances: whole.map(([, instance]) => instance), ...(parameters && { parameters }) });
+    tokenized = await tokenize(info.name, { instances: whole.map(([, instance]) => instance), ...(parameters && { parameters }) });
   } catch {
     return; // the tokens say why
   }
-  const cut = found.filter(({ truncated }) => truncated);
-  if (own !== running || !cut.length) return;
+  const cut = tokenized.filter(({ truncated }) => truncated);
+  if (controller !== running || !cut.length) return;
   const [{ truncated, kept }] = cut;
   const rest = `${plural(truncated, "token")} cut off: the result is for the first ${kept} alone.`;
   $("cut").textContent = whole.length === 1 ? rest : `${cut.length} of ${plural(whole.length, "text")} cut off: only the first tokens count.`;
@@ -299,9 +299,9 @@ function showError(failure) {
 }
 
 /** The service's stages and what is left of the time that the page has seen, in milliseconds. */
-function showTimes(response, total, what = "total") {
-  const told = (response.headers.get("server-timing") ?? "").matchAll(/(\w+);dur=([\d.]+)/g);
-  const stages = [...told].map(([, name, duration]) => [name, Number(duration)]).filter(([name]) => STAGES.includes(name));
+function showTimes(response, total, label = "total") {
+  const timings = (response.headers.get("server-timing") ?? "").matchAll(/(\w+);dur=([\d.]+)/g);
+  const stages = [...timings].map(([, name, duration]) => [name, Number(duration)]).filter(([name]) => STAGES.includes(name));
   const rest = total - stages.reduce((sum, [, duration]) => sum + duration, 0);
   const parts = [...stages, ["network", Math.max(0, rest)]];
   $("times").replaceChildren(
@@ -309,11 +309,11 @@ function showTimes(response, total, what = "total") {
       ...parts.map(([name, duration]) => vars(el("i", { className: name }), { share: duration }))),
     el("dl", {}, ...facts([
       ...parts.map(([name, duration]) => [name, `${duration.toFixed(duration < 10 ? 2 : 0)} ms`, name]),
-      [what, `${total.toFixed(1)} ms`],
+      [label, `${total.toFixed(1)} ms`],
     ])));
 }
 
-// What goes with the input: its tokens and the request.
+// Beside the input: its tokens and the request.
 
 function changed() {
   if (!info) return;
@@ -330,43 +330,43 @@ async function showTokens() {
   const turn = ++tokenTurn;
   const wanted = widget.tokens(form.values, info);
   const texts = wanted.texts.filter((one) => !isEmpty(one));
-  let found = [];
+  let tokenized = [];
   let problem = texts.length ? "" : "No text yet.";
   if (texts.length) {
     const body = { instances: texts.map(([, instance]) => instance) };
     if (wanted.parameters) body.parameters = wanted.parameters;
     try {
-      found = await tokenize(info.name, body);
+      tokenized = await tokenize(info.name, body);
     } catch (failure) {
       problem = failure.message;
     }
   }
   if (turn !== tokenTurn) return; // something was typed meanwhile
-  const blocks = found.map((tokens, at) => tokenBlock(texts[at][0], texts[at][1], tokens, at === 0, isWindowed(wanted.windows)));
+  const blocks = tokenized.map((tokens, at) => tokenBlock(texts[at][0], texts[at][1], tokens, at === 0, isWindowed(wanted.windows)));
   const hints = [problem, wanted.hint].filter(Boolean).map((text) => hint(text));
   $("token-list").replaceChildren(...blocks, ...hints);
 }
 
-function tokenBlock(name, instance, found, open, windows) {
+function tokenBlock(name, instance, tokenized, open, windows) {
   const texts = [instance.text ?? instance, instance.text_pair ?? ""];
   const cut = (at) => {
-    const span = found.truncated_text?.[found.sequence_ids?.[at] ?? 0];
-    return span && !windows && !found.special_tokens_mask[at] && found.offsets[at][0] >= span[0];
+    const span = tokenized.truncated_text?.[tokenized.sequence_ids?.[at] ?? 0];
+    return span && !windows && !tokenized.special_tokens_mask[at] && tokenized.offsets[at][0] >= span[0];
   };
-  const shown = readable(found.tokens, found.special_tokens_mask, texts);
-  const chips = found.tokens.slice(0, TOKENS_SHOWN).map((token, at) => {
-    const special = found.special_tokens_mask[at];
-    const place = found.offsets && !special ? ` · ${found.offsets[at].join("–")}` : "";
+  const shown = readable(tokenized.tokens, tokenized.special_tokens_mask, texts);
+  const chips = tokenized.tokens.slice(0, TOKENS_SHOWN).map((token, at) => {
+    const special = tokenized.special_tokens_mask[at];
+    const place = tokenized.offsets && !special ? ` · ${tokenized.offsets[at].join("–")}` : "";
     const kind = special ? "special" : cut(at) ? "cut" : "";
-    return el("li", { className: kind, title: special ? `${token}: a special token` : token }, el("code", {}, shown[at]), el("small", {}, `${found.ids[at]}${place}`));
+    return el("li", { className: kind, title: special ? `${token}: a special token` : token }, el("code", {}, shown[at]), el("small", {}, `${tokenized.ids[at]}${place}`));
   });
-  const most = `${found.count.toLocaleString("en")} of ${plural(found.max_length, "token")}`;
-  const more = found.count - TOKENS_SHOWN;
-  const lost = (found.truncated_text ?? []).map((span, at) => span && slice(texts[at], ...span));
+  const most = `${tokenized.count.toLocaleString("en")} of ${plural(tokenized.max_length, "token")}`;
+  const more = tokenized.count - TOKENS_SHOWN;
+  const lost = (tokenized.truncated_text ?? []).map((span, at) => span && slice(texts[at], ...span));
   return el("details.fold", { open },
-    el("summary", {}, el("span", {}, short(name)), el("span.count", {}, most)), track(found.kept / found.max_length),
-    found.truncated && !windows
-      ? el("p.warning", {}, `${plural(found.truncated, "token")} cut off: `, el("q", {}, short(lost.find(Boolean) ?? "", 200)))
+    el("summary", {}, el("span", {}, short(name)), el("span.count", {}, most)), track(tokenized.kept / tokenized.max_length),
+    tokenized.truncated && !windows
+      ? el("p.warning", {}, `${plural(tokenized.truncated, "token")} cut off: `, el("q", {}, short(lost.find(Boolean) ?? "", 200)))
       : null,
     el("ol.tokens", { tabIndex: 0, "aria-label": `Tokens of ${short(name)}` }, ...chips), more > 0 ? hint(`… and ${more} more`) : null);
 }
@@ -374,14 +374,14 @@ function tokenBlock(name, instance, found, open, windows) {
 let tab = 0;
 
 function showRequest() {
-  const found = snippets(widget, form.values, info);
-  tab = Math.min(tab, found.length - 1);
-  const tabs = found.map(([name], at) => el("button", { type: "button", id: `tab-${at}`, "aria-controls": "code" }, name));
+  const programs = snippets(widget, form.values, info);
+  tab = Math.min(tab, programs.length - 1);
+  const tabs = programs.map(([name], at) => el("button", { type: "button", id: `tab-${at}`, "aria-controls": "code" }, name));
   $("tabs").replaceChildren(...tabs);
   const choose = listbox($("tabs"), "Program", tabs, (at) => {
     tab = at;
     $("code").setAttribute("aria-labelledby", `tab-${at}`);
-    $("code").replaceChildren(el("code", {}, found[at][1]));
+    $("code").replaceChildren(el("code", {}, programs[at][1]));
   }, ["tablist", "tab"]);
   choose(tab, false);
 }

@@ -103,7 +103,7 @@ export class Chat {
     });
   }
 
-  /** Runs again from the messages before one, and these. What stands in the box stays there. */
+  /** Runs again from the messages before one, and these. The text in the box stays. */
   again(before, ...more) {
     const { messages, message } = this.form.values;
     this.page.set({ messages: [...messages.slice(0, messages.indexOf(before)), ...more], message: "" });
@@ -122,7 +122,7 @@ export class Chat {
     const reasoning = el("details.fold", { hidden: true }, el("summary", {}, "Reasoning"), thoughts);
     const body = el("div", { className: `bubble ${role}`, dir: "auto" }, role === "assistant" ? null : inLines(content) ?? content);
     const markdown = el("div.markdown.answer", {});
-    const told = el("div");
+    const likeliest = el("div");
     const calls = el("div");
     const note = el("span.hint", {});
     const retry = button("Retry", () => this.again(message, ...(role === "user" ? [message] : [])));
@@ -130,7 +130,7 @@ export class Chat {
       user: [button("Edit", () => this.edit(message, body)), retry],
       assistant: [button("Copy", ({ target }) => copy(target, message.content)), retry],
     };
-    const element = el("article", { className: `message ${role}`, "aria-label": NAMES[role] }, reasoning, body, told, calls,
+    const element = el("article", { className: `message ${role}`, "aria-label": NAMES[role] }, reasoning, body, likeliest, calls,
       el("div.foot", {}, ...(actions[role] ?? []), note));
     const made = { element, body, isWhole: true, show: () => {} };
     if (role === "assistant") made.show = () => {
@@ -141,8 +141,8 @@ export class Chat {
       reasoning.hidden = !thought;
       thoughts.textContent = thought;
       body.hidden = !text && message.tool_calls;
-      sync(told, asTokens ? [tokens.told] : []);
-      if (asTokens) sync(body, [tokens.said]);
+      sync(likeliest, asTokens ? [tokens.likeliest] : []);
+      if (asTokens) sync(body, [tokens.text]);
       else if (json) body.replaceChildren(codeBlock(json, "JSON"));
       else {
         showMarkdown(markdown, text);
@@ -185,10 +185,10 @@ function sends(box, send) {
   });
 }
 
-/** What a model thinks, in a field of its own or in front of the text, and what it says. */
+/** The reasoning, from its own field or from the start of the text, and the rest of the text. */
 function thoughtOf({ content, reasoning_content: thought = "" }) {
-  const found = /^\s*<think>(.*?)(?:<\/think>\s*(.*))?$/s.exec(content);
-  return found ? [thought + found[1].trim(), found[2] ?? ""] : [thought, content];
+  const match = /^\s*<think>(.*?)(?:<\/think>\s*(.*))?$/s.exec(content);
+  return match ? [thought + match[1].trim(), match[2] ?? ""] : [thought, content];
 }
 
 /** The text of an answer as it is shown, to be read aloud: without marks, and a line for each block. */

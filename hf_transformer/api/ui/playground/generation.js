@@ -140,19 +140,19 @@ async function complete(values, page, signal) {
   const view = tokensView();
   // T5 and others write a text of their own, which does not go on where the prompt ends.
   const prompt = page.info.generation.full_text ? values.prompt : "";
-  page.out.replaceChildren(el("p.prose.written", { dir: "auto" }, el("span.prompt", {}, prompt), view.said));
-  let text = "", said, numbers;
+  page.out.replaceChildren(el("p.prose.written", { dir: "auto" }, el("span.prompt", {}, prompt), view.text));
+  let text = "", outcome, numbers;
   try {
-    [said, numbers] = await generate(values, page, signal, (choice, scores) => {
+    [outcome, numbers] = await generate(values, page, signal, (choice, scores) => {
       text += choice.text;
       view.add(choice.text, scores);
     });
   } finally {
     view.end();
-    page.out.append(view.told, numbers ?? "");
+    page.out.append(view.likeliest, numbers ?? "");
   }
   if (!text) page.out.prepend(hint(NO_TEXT));
-  return [said, text || NO_TEXT];
+  return [outcome, text || NO_TEXT];
 }
 
 async function answer(values, { chat, ...page }, signal) {
@@ -162,10 +162,10 @@ async function answer(values, { chat, ...page }, signal) {
   const made = { role: "assistant", content: "" };
   const shown = Object.assign(chat.of(made), { isWhole: false, hasForm: Boolean(values.schema?.trim()) });
   const view = tokensView();
-  let said, numbers;
+  let outcome, numbers;
   chat.begin(made, history);
   try {
-    [said, numbers] = await generate(values, page, signal, ({ delta }, scores) => {
+    [outcome, numbers] = await generate(values, page, signal, ({ delta }, scores) => {
       made.content += delta.content ?? "";
       view.add(delta.content, scores);
       if (scores.length) shown.tokens = view;
@@ -183,10 +183,10 @@ async function answer(values, { chat, ...page }, signal) {
     chat.end(made, history, numbers);
   }
   // A hidden body has no text beside the calls.
-  return [said, shown.body.hidden ? made.tool_calls.map((call) => `Calls ${call.function.name}`).join() : spoken(shown.body)];
+  return [outcome, shown.body.hidden ? made.tool_calls.map((call) => `Calls ${call.function.name}`).join() : spoken(shown.body)];
 }
 
-/** Streams an answer, each choice to `take` with the scores of its tokens; what is told of it, and its figures. */
+/** Streams an answer, each choice to `take` with the scores of its tokens. Returns the outcome and its figures. */
 async function generate(values, page, signal, take) {
   const body = { ...bodyOf(values, page.info), stream_options: { include_usage: true } };
   const clock = { began: performance.now() };
@@ -204,7 +204,7 @@ async function generate(values, page, signal, take) {
   return [finish === "length" ? "Cut off at the limit" : "Done", figures(clock, usage, finish)];
 }
 
-/** What is told of each token, in the forms of both routes: [{token, logprob, likeliest: [[token, logprob]]}]. */
+/** The scores of each token, in the forms of both routes: [{token, logprob, likeliest: [[token, logprob]]}]. */
 function scoresOf(logprobs) {
   if (logprobs?.content) {
     return logprobs.content.map(({ token, logprob, top_logprobs: top }) =>
@@ -216,31 +216,31 @@ function scoresOf(logprobs) {
 
 /** The text of an answer, coloured by the probabilities of its tokens if they are known. */
 function tokensView() {
-  const said = el("span.answer", {});
-  const told = el("div.likeliest", {});
+  const text = el("span.answer", {});
+  const box = el("div.likeliest", {});
   const parts = [];
   return {
-    said,
-    told,
+    text,
+    likeliest: box,
     add(piece, scores) {
       if (!piece) return;
-      if (!scores.length) return said.append(piece);
+      if (!scores.length) return text.append(piece);
       // Several tokens may be one character, and a stop string may have cut a piece: then they are one part.
       const apart = scores.map(({ token }) => token).join("") === piece;
       const chance = scores.reduce((sum, { logprob }) => sum + logprob, 0);
       for (const { token, logprob, likeliest } of apart ? scores : [{ token: piece, logprob: chance, likeliest: [] }]) {
         const span = vars(el("span.token", {}, token), { heat: 1 - Math.exp(logprob) });
         parts.push({ span, likeliest: likeliest.length ? likeliest : [[token, logprob]] });
-        said.append(span);
+        text.append(span);
       }
     },
-    /** Lets tokens be chosen, of which `told` then tells. */
+    /** Makes tokens selectable; `likeliest` shows the chosen token's alternatives. */
     end() {
       if (!parts.length) return;
       const legend = [0, 0.25, 0.5, 0.75, 1].map((share) => vars(el("span.token", {}, ` ${100 * share} % `), { heat: 1 - share }));
       const list = el("div");
-      told.append(el("p.hint.legend", {}, "Probability of a token: ", ...legend), list);
-      listbox(said, "Tokens of the answer", parts.map(({ span }) => span), (at) => {
+      box.append(el("p.hint.legend", {}, "Probability of a token: ", ...legend), list);
+      listbox(text, "Tokens of the answer", parts.map(({ span }) => span), (at) => {
         const { span, likeliest } = parts[at];
         list.replaceChildren(el("h3", {}, `Likeliest in the place of “${visible(span.textContent)}”`), bars(likeliest.map(([token, logprob]) =>
           ({ name: visible(token), share: Math.exp(logprob), value: percent(Math.exp(logprob)) }))));

@@ -1,4 +1,4 @@
-// What the widgets share: elements, calls, bars, fields. Nothing here sets a style attribute, which the page's
+// Shared parts of the widgets: elements, calls, bars, fields. Nothing here sets a style attribute, which the page's
 // Content-Security-Policy forbids: colours and sizes are custom properties, set through CSSOM.
 
 export const $ = (id) => document.getElementById(id);
@@ -26,7 +26,7 @@ export function drawn(name, given = {}, ...children) {
 
 export const hint = (...text) => el("p.hint", {}, ...text);
 export const button = (label, onclick, more = {}) => el("button", { type: "button", className: "quiet", onclick, ...more }, label);
-/** Terms with what is told of them, and a class if there is a third part. */
+/** Terms with their descriptions, and a class if there is a third part. */
 export const facts = (rows) => rows.map(([name, told, className]) => el("div", { className }, el("dt", {}, name), el("dd", {}, told)));
 
 /** Makes these the children of an element. Those at its beginning that are there already are not touched. */
@@ -212,7 +212,7 @@ export function listbox(host, label, items, chosen, [group, role] = ["listbox", 
 export const dot = (a, b) => a.reduce((sum, value, at) => sum + value * b[at], 0);
 export const cosine = (a, b) => dot(a, b) / (Math.sqrt(dot(a, a) * dot(b, b)) || 1);
 
-/** What the service says of a request that has failed; the status is 0 without an answer, or within a stream. */
+/** The service's message about a failed request; the status is 0 without an answer, or within a stream. */
 export class Failure extends Error {
   constructor(message, status = 0) {
     super(message);

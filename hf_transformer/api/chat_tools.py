@@ -14,16 +14,42 @@ Source: https://platform.openai.com/docs/guides/function-calling
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal, TypeAlias
 
-from hf_transformer.api.errors import expect
-from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
+from msgspec import Meta
+
 from hf_transformer.protocol.json_text import JsonLimits, check_depth
+from hf_transformer.types.fields import NO_EFFECT, Form, OpenBody, about
 from hf_transformer.types.request import Json
 
 CACHE_CONTROL = "cache_control"
 """Caching hint from clients of Anthropic's models in messages, parts and tools. It has no effect."""
-MAX_TOOLS = 128
-"""OpenAI's maximum number of tools."""
+FunctionName: TypeAlias = Annotated[Annotated[str, Meta(min_length=1)], about(expected="a string that is not empty")]
+
+
+class Function(OpenBody):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: Annotated[Json, about("Purpose of the function.", shown=(str,))] = None
+    parameters: Annotated[dict[str, Json] | None, about("JSON schema of the arguments.")] = None
+    strict: Annotated[bool | None, about("Whether the arguments are held to the schema.")] = None
+
+
+class Tool(OpenBody):
+    """A tool of a chat. Templates render its unknown fields, too."""
+
+    type: Literal["function"]
+    function: Function
+    cache_control: Annotated[Json, NO_EFFECT] = None
+
+
+Tools: TypeAlias = Annotated[
+    Annotated[list[Json], Meta(max_length=128)] | None,
+    about("Functions that the model may call.", shown=(Annotated[list[Tool], Meta(max_length=128)],), limits="tools"),
+]
+"""OpenAI's maximum is 128."""
+TOOL_FORM: Final = Form(Tool)
 TOOL, FUNCTION = ("type", "function"), ("name", "description", "parameters")
 CALL = ("id", "type", "function")
 """Keys of a tool call in a message."""
@@ -48,27 +74,17 @@ def in_order(fields: Mapping[str, Json], first: Sequence[str]) -> dict[str, Json
     return {name: fields[name] for name in dict.fromkeys((*first, *fields)) if name in fields}
 
 
-def read_tools(value: Json, limits: JsonLimits) -> list[dict[str, Json]]:
+def read_tools(items: Sequence[Json] | None, limits: JsonLimits) -> list[dict[str, Json]]:
     """Returns the functions that the model may call. Raises InvalidInput or TooLarge.
 
     Templates render complete tools, so the result excludes ``cache_control``, and nulls outside schemas.
     """
-    if value is None:
-        return []
-    if len(expect(value, list, "tools", "a list")) > MAX_TOOLS:
-        raise TooLarge("tools", f"at most {MAX_TOOLS} tools", str(len(value)))
-    check_depth("tools", value, limits)
+    check_depth("tools", items, limits)
     tools = []
-    for index, tool in enumerate(value):
-        path: Path = ("tools", index)
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise InvalidInput(path, '{"type": "function", "function": ...}', describe(tool))
-        path, function = (*path, "function"), tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidInput(path, "an object with a name", describe(function))
-        expect(function.get("parameters"), dict | None, (*path, "parameters"), "an object")
+    for index, tool in enumerate(items or ()):
+        TOOL_FORM.read(tool, path=("tools", index))
         rest = {name: member for name, member in without_nulls(tool).items() if name != CACHE_CONTROL}
-        tools.append(rest | {"function": without_nulls(function)})
+        tools.append(rest | {"function": without_nulls(tool["function"])})
     return tools
 
 
