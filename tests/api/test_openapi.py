@@ -20,17 +20,16 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api import pages
+from hf_transformer.api import generate, pages
 from hf_transformer.api.call import TRITON_PARAMETERS
 from hf_transformer.api.chats import OTHER_MESSAGE
 from hf_transformer.api.gateway import Gateway
-from hf_transformer.api.generate import EXTRA_OUTPUTS
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
 from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app.application import build_app
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.errors import NoPredictor, RequestError
-from hf_transformer.generation.task import ALL_TASKS, TASK_CLASSES, TextGeneration
+from hf_transformer.generation.task import ALL_TASKS, TASK_CLASSES
 from hf_transformer.server.asgi import AsgiApplication
 from tests.api.generating import ServedModel, post
 from tests.support.configuring import config
@@ -229,16 +228,14 @@ def _constants(schema: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
 def test_the_document_has_all_fields_of_each_api(task: str) -> None:
     schemas = described(task)[1]["components"]["schemas"]
-    more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
-    generate = {*more.split(), "end_id", "pad_id", "random_seed", *EXTRA_OUTPUTS.values(), *TextGeneration.parameters}
     for name, fields in {
         "EmbeddingsRequest": embeddings.EMBEDDINGS.names,
         "RerankRequest": rerank.RERANK.names,
         "CompletionRequest": completions.FORM.names,
         "ChatRequest": chat.FORM.names,
-        "ChatMessage": {*OTHER_MESSAGE.names} - {"function_call"},
+        "ChatMessage": OTHER_MESSAGE.names,
         "ResponsesRequest": responses.FORM.names,
-        "GenerateRequest": generate,
+        "GenerateBody": generate.FORM.names,
     }.items():
         assert set(schemas[name]["properties"]) == set(fields), name
 

@@ -192,13 +192,17 @@ class FlatNamedTool(OpenBody):
 NOT_STORED, ALL_ITEMS = "the service stores nothing", "the service stores nothing; send all items as input"
 
 
+class ShownPart(OpenBody):
+    type: str
+
+
 class ShownItem(OpenBody):
     """An item of the input, with the fields of all its kinds, for the document alone."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Annotated[
-        str | list[dict[str, Json]] | None, about("A text, or parts of the types input_text, output_text and refusal.")
+        str | list[ShownPart] | None, about("A text, or parts of the types input_text, output_text and refusal.")
     ] = None
     call_id: str | None = None
     name: str | None = None

@@ -56,18 +56,18 @@ DECISIONS: dict[str, str] = {
     rf". ({RUNS}), body.*\.({GENERATION})(\[\])?: .*": "a temperature of 0 is in the range; defaults that depend on "
     "flags or on other fields are left out; ids are any number",
     rf". ({TEXTS}), body\.model: (value .*|type string)": "as for embeddings",
-    r". POST .*/chat/completions(/render)?, body\.(messages|tools)\[\].*cache_control.*": "cache_control is any value",
-    r". POST .*/chat/completions(/render)?, body\.messages\[\].*": "parts may lack a type, calls may lack arguments, and "
-    "an old function_call may be null",
+    r". POST .*/chat/completions(/render)?, body\.(messages|tools)\[\].*cache_control.*": "it is any value",
+    r". POST .*/chat/completions(/render)?, body\.messages\[\].*": "parts may lack a type, calls may lack "
+    "arguments, and an old function_call may be null",
     r". POST .*/chat/completions, body\.response_format\.json_schema\.description: .*": "any value, without effect",
-    r". POST (/openai)?/v1/.*, body\.tools\[\](\.function)?\.name: type string.*": "an empty name was a 400 already",
-    r". POST (/openai)?/v1/(chat/)?completions, 200.*\.(delta|message)\..*": "a chunk of a call has an index and the parts "
-    "that are new; a whole call has no index",
+    r". POST (/openai)?/v1/.*, body\.tools\[\](\.function)?\.name: type string.*": "an empty name was a 400",
+    r". POST (/openai)?/v1/(chat/)?completions, 200.*\.(delta|message)\..*": "a chunk of a call has an index and "
+    "the parts that are new; a whole call has no index",
     r". POST (/openai)?/v1/(chat/)?completions, 200.*choices: type array.*": "an answer's list has no limits",
     r". POST (/openai)?/v1/responses, 200\.created: .*": "the field is created_at",
     r"\+ POST (/openai)?/v1/responses, .*": "items, events and further fields are shown",
-    r". POST /v1/(chat/)?completions/render, .*": "fields of the request that becomes the answer are shown; lists have no "
-    "limits",
+    r". POST /v1/(chat/)?completions/render, .*": "fields of the request that becomes the answer are "
+    "shown; lists have no limits",
     r"\+ POST /generative_scoring, body\..*": "the items are shown",
     rf". POST {PATH}/(generate|generate_stream), 200.*: type array.*": "an answer's list has no limits",
     rf". ({RUNS}), body.*\.(bad_words|model_name|model_version|output_format)(\[\])?: .*": "their values are shown as "
