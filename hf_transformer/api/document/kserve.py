@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, Struct
 
 from hf_transformer.api.document.operation import (
     BINARY,
@@ -176,7 +176,7 @@ class TritonParameters(OpenBody):
     binary_data_output: Annotated[Any, NO_EFFECT] = None
 
 
-def properties_of(kind: type[OpenBody | Body]) -> dict[str, Json]:
+def properties_of(kind: type[Struct]) -> dict[str, Json]:
     """The schemas of a type's fields."""
     properties: dict[str, Json] = json_schemas([kind])[1][kind.__name__]["properties"]
     return {name: {k: v for k, v in one.items() if k != "default"} for name, one in properties.items()}
