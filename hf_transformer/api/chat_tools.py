@@ -46,7 +46,7 @@ class Tool(OpenBody):
 
 Tools: TypeAlias = Annotated[
     Annotated[list[Json], Meta(max_length=128)] | None,
-    about("Functions that the model may call.", shown=(list[Tool],), limits="tools"),
+    about("Functions that the model may call.", shown=(Annotated[list[Tool], Meta(max_length=128)],), limits="tools"),
 ]
 """OpenAI's maximum is 128."""
 TOOL_FORM: Final = Form(Tool)

@@ -102,7 +102,7 @@ TEXT_PART, REFUSAL_PART, TOOL_CALL = Form(TextPart), Form(RefusalPart), Form(Too
 ASSISTANT_MESSAGE, OTHER_MESSAGE = Form(ChatMessage), Form(OtherMessage)
 Messages: TypeAlias = Annotated[
     Annotated[list[Json], Meta(min_length=1)],
-    about("The chat.", expected="a list of messages", shown=(list[ChatMessage],)),
+    about("The chat.", expected="a list of messages", shown=(Annotated[list[ChatMessage], Meta(min_length=1)],)),
 ]
 TemplateVariables: TypeAlias = Annotated[dict[str, Json] | None, about("Further variables of the chat template.")]
 

@@ -28,16 +28,14 @@ from functools import partial
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.auth import CONTROL_PATH
 from hf_transformer.api.body import to_utf8
-from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
+from hf_transformer.api.call import Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.large_json import write_in_steps
-from hf_transformer.api.responses import JsonResponse, get_route, json_route, readiness, reply
+from hf_transformer.api.responses import JsonResponse, View, json_view, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.core.pipeline import INLINE_VALUES
@@ -68,7 +66,7 @@ HEADER = HEADER_LENGTH.lower().encode()
 """The header with the length of the JSON before binary tensors, in lower case."""
 
 
-def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+def endpoints(service: Service) -> dict[str, Endpoint]:
 
     def parse(call: Call) -> InferRequest:
         return _parse(call, service.limits.max_texts)
@@ -104,14 +102,16 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
 
         return change
 
-    endpoint = Endpoint("v2", answer, error_json, service, parse=parse)
-    repository: dict[str, Handle] = {"/v2/repository/index": list_repository}
-    repository |= {f"{CONTROL_PATH}{{model}}/{action}": control(action) for action in ("load", "unload")}
-    changes = [(path, Endpoint("repository", handle, error_json, service)) for path, handle in repository.items()]
-    return [*changes, *[(f"{path}/infer", endpoint) for path in V2_PATHS]]
+    repository: dict[str, Handle] = {
+        "v2RepositoryIndex": list_repository,
+        "v2RepositoryLoad": control("load"),
+        "v2RepositoryUnload": control("unload"),
+    }
+    made = {name: Endpoint("repository", handle, error_json, service) for name, handle in repository.items()}
+    return {**made, "v2Infer": Endpoint("v2", answer, error_json, service, parse=parse)}
 
 
-def routes(service: Service) -> list[Route]:
+def views(service: Service) -> dict[str, View]:
     models = service.models
 
     async def ready(request: Request) -> JsonResponse:
@@ -127,23 +127,20 @@ def routes(service: Service) -> list[Route]:
     def find(model: str, version: str = "") -> Model:
         return models.find(model, version)
 
-    def by_path(render: Callable[[ModelDescription], Json]) -> Callable[..., Json]:
-        return lambda **path: render(find(**path).describe())
+    def describe(render: Callable[[ModelDescription], Json]) -> View:
+        return json_view(lambda **path: render(find(**path).describe()))
 
-    views: dict[str, Callable[[ModelDescription], Json]] = {
-        "/config": lambda model: configuration(model, service.limits.max_instances),
-        "/stats": lambda model: statistics([model], service.metrics.totals_of),
-        "": metadata,  # the last, since a name may have slashes
+    return {
+        "v2Server": json_view(lambda: SERVER_METADATA),
+        "v2Live": json_view(lambda: {"live": True}),
+        "v2Ready": ready,
+        "v2Models": json_view(lambda: {"models": models.names}),
+        "v2StatisticsOfAll": json_view(lambda: statistics(ready_models(models), service.metrics.totals_of)),
+        "v2ReadyModel": model_ready,
+        "v2Metadata": describe(metadata),
+        "v2Config": describe(lambda model: configuration(model, service.limits.max_instances)),
+        "v2Statistics": describe(lambda model: statistics([model], service.metrics.totals_of)),
     }
-    return [
-        *[json_route(path, lambda: SERVER_METADATA) for path in ("/v2", "/v2/")],
-        json_route("/v2/health/live", lambda: {"live": True}),
-        Route("/v2/health/ready", ready),
-        json_route("/v2/models", lambda: {"models": models.names}),
-        json_route("/v2/models/stats", lambda: statistics(ready_models(models), service.metrics.totals_of)),
-        *[get_route(f"{path}/ready", model_ready) for path in V2_PATHS],
-        *[json_route(f"{path}{end}", by_path(render)) for path in V2_PATHS for end, render in views.items()],
-    ]
 
 
 def metadata(model: ModelDescription) -> dict[str, Json]:
