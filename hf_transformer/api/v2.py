@@ -25,6 +25,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Annotated, Final
 
 import orjson
 from starlette.requests import Request
@@ -39,7 +40,7 @@ from hf_transformer.api.responses import JsonResponse, View, json_view, readines
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.core.pipeline import INLINE_VALUES
-from hf_transformer.errors import InvalidInput, NotReady, describe
+from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.observability.series import coarse
 from hf_transformer.protocol.descriptions import data_type
@@ -47,6 +48,7 @@ from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types.fields import Body, Form, OpenBody, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelDescription, TensorSpec
@@ -64,6 +66,32 @@ UNLOAD_DEPENDENTS = "unload_dependents"
 """The parameter of unload that Triton's clients always send."""
 HEADER = HEADER_LENGTH.lower().encode()
 """The header with the length of the JSON before binary tensors, in lower case."""
+
+
+class RepositoryIndexRequest(OpenBody):
+    ready: Annotated[bool | None, about("Whether to list ready models only.", schema={"default": False})] = None
+
+
+class LoadRequest(OpenBody):
+    parameters: Annotated[
+        dict[str, Json] | None,
+        about("Empty: only the operator changes a model's files.", schema={"maxProperties": 0}),
+    ] = None
+
+
+class UnloadParameters(Body):
+    unload_dependents: Annotated[bool, about("Whether Triton unloads the models of an ensemble too.")] = False
+
+
+class UnloadRequest(OpenBody):
+    parameters: Annotated[dict[str, Json] | None, about(shown=(UnloadParameters, None))] = None
+
+
+INDEX: Final = Form(RepositoryIndexRequest)
+CONTROL: Final[Mapping[str, Form[LoadRequest] | Form[UnloadRequest]]] = {
+    "load": Form(LoadRequest),
+    "unload": Form(UnloadRequest),
+}
 
 
 def endpoints(service: Service) -> dict[str, Endpoint]:
@@ -87,17 +115,13 @@ def endpoints(service: Service) -> dict[str, Endpoint]:
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
     async def list_repository(call: Call) -> Response:
-        query = call.json() if call.size else {}
-        ready = query.get("ready", False) if isinstance(query, dict) else None
-        if not isinstance(ready, bool):
-            raise InvalidInput("body", 'nothing or {"ready": true}', describe(query))
-        return reply(orjson.dumps(await repository_index(service.models, only_ready=ready)))
+        body = INDEX.read(call.json() if call.size else {})
+        return reply(orjson.dumps(await repository_index(service.models, only_ready=body.ready or False)))
 
     def control(action: str) -> Handle:
         async def change(call: Call) -> Response:
-            body = expect(call.json() if call.size else {}, dict, "body", "an object")
-            parameters = expect(body.get("parameters", {}), dict, "parameters", "an object")
-            await control_model(service, action, call.path["model"], parameters)
+            body = CONTROL[action].read(call.json() if call.size else {})
+            await control_model(service, action, call.path["model"], body.parameters or {})
             return reply(b"")
 
         return change

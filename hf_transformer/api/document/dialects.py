@@ -13,15 +13,19 @@ from hf_transformer.api.document.operation import MODEL, ErrorForm, Operation, S
 from hf_transformer.api.document.schemas import Schemas
 from hf_transformer.api.openai.rerank import InfinityRerankResponse
 from hf_transformer.api.table import ROUTES
+from hf_transformer.generation.task import GENERATIVE
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.request import Json
 
 PARAMETERS = ("Model", "RequestId", "TraceParent")
 FINE, RAIN = "What a fine day.", "Rain is falling."
 SCORED: Json = {"queries": "What do cats eat?", "documents": ["Paris is a city.", "Cats eat fish."]}
 COHERE: Json = {"model": MODEL, "texts": [FINE], "input_type": "search_query", "embedding_types": ["float"]}
-EMBEDS, RANKS = ("text_embedding",), ("rerank",)
-CLASSIFIES = ("sequence_classification",)
-GENERATES = ("text_generation", "text2text_generation")
+EMBEDS, RANKS = (TextEmbedding.name,), (Rerank.name,)
+CLASSIFIES = (SequenceClassification.name,)
 TEI, VLLM, RETRIEVAL = ("TEI",), ("vLLM",), ("Retrieval",)
 FORMS: Mapping[tuple[str, ...], ErrorForm] = {TEI: ErrorForm.TEI, VLLM: ErrorForm.OPENAI, RETRIEVAL: ErrorForm.MESSAGE}
 
@@ -80,7 +84,7 @@ POOLING = _dialect(
     "/pooling",
     "pooling",
     VLLM,
-    (*EMBEDS, "feature_extraction", *CLASSIFIES),
+    (*EMBEDS, FeatureExtraction.name, *CLASSIFIES),
     "Vectors of texts or tokens, or probabilities",
     example={"input": FINE},
 )
@@ -104,7 +108,7 @@ OPERATIONS = (
         "/embed_all",
         "teiEmbedAll",
         TEI,
-        (*EMBEDS, "feature_extraction"),
+        (*EMBEDS, FeatureExtraction.name),
         "Vectors of tokens",
         example={"inputs": FINE},
     ),
@@ -168,7 +172,7 @@ OPERATIONS = (
         "/v1/completions/render",
         "renderCompletions",
         VLLM,
-        GENERATES,
+        GENERATIVE,
         "The token ids of prompts",
         description="As in vLLM's render server. Further fields of completions become sampling_params; unknown fields "
         "have no effect.",
@@ -179,7 +183,7 @@ OPERATIONS = (
         "/v1/chat/completions/render",
         "renderChat",
         VLLM,
-        GENERATES,
+        GENERATIVE,
         "The token ids of a chat",
         description="As for prompts. The model needs a chat template.",
         example={"messages": [{"role": "user", "content": "What is the capital of france?"}]},
@@ -189,7 +193,7 @@ OPERATIONS = (
         "/generative_scoring",
         "generativeScoring",
         VLLM,
-        GENERATES,
+        GENERATIVE,
         "The probability of a token after each text",
         description="The service needs the model's logits.",
         example={"query": "Is this a city?", "items": ["Paris"], "label_token_ids": [1, 2]},

@@ -21,11 +21,13 @@ from hf_transformer.api.generate import BackendParameters, GenerateBody, Generat
 from hf_transformer.api.nim_tensors import EMBEDDINGS, TOKEN_COUNT
 from hf_transformer.api.tokenize import PromptedTokenizeParameters, TokenizeParameters
 from hf_transformer.api.v1_tokenize import DetokenizeParameters
+from hf_transformer.api.v2 import LoadRequest, RepositoryIndexRequest, UnloadRequest
 from hf_transformer.generation.task import GENERATIVE, TASK_CLASSES
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.declaration import Example, array, closed, takes_strings
 from hf_transformer.tasks.options import parameter_schemas
 from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.types.fields import NO_EFFECT, Body, Natural, OpenBody, Positive, about, json_schemas
 from hf_transformer.types.request import Json
 
@@ -137,7 +139,7 @@ def info_schema(schemas: Schemas) -> Json:
 INFO_EXAMPLE: Json = {
     "name": "ner",
     "version": "1",
-    "task": "token_classification",
+    "task": TokenClassification.name,
     "server": {"name": "hf_transformer", "version": "0.16.0"},
     "max_length": 128,
     "output_format": "kserve",
@@ -542,28 +544,6 @@ class RepositoryEntry(Answer):
     version: str
     state: Literal["READY", "UNAVAILABLE"]
     reason: str
-
-
-class RepositoryIndexRequest(OpenBody):
-    ready: Annotated[bool, about("Whether to list ready models only.")] = False
-
-
-class LoadRequest(OpenBody):
-    parameters: Annotated[
-        Json,
-        about(
-            "Empty: only the operator changes a model's files.",
-            schema={"type": ["object", "null"], "maxProperties": 0},
-        ),
-    ] = None
-
-
-class UnloadParameters(Body):
-    unload_dependents: Annotated[bool, about("Whether Triton unloads the models of an ensemble too.")] = False
-
-
-class UnloadRequest(OpenBody):
-    parameters: UnloadParameters | None = None
 
 
 METADATA = Operation(

@@ -8,6 +8,8 @@ from msgspec import UNSET
 
 from hf_transformer.api.document.operation import PREFIX, ErrorForm, Maybe, Operation
 from hf_transformer.api.document.schemas import Answer, Schemas
+from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.fields import about
 from hf_transformer.types.request import Json
 
@@ -195,13 +197,13 @@ INFO_EXAMPLES: dict[str, Json] = {
         "auto_truncate": True,
         "tokenization_workers": 6,
         "version": "0.16.0",
-        "models": [{"name": "minilm", "task": "text_embedding", "ready": True, "aliases": [], "adapters": []}],
+        "models": [{"name": "minilm", "task": TextEmbedding.name, "ready": True, "aliases": [], "adapters": []}],
         "links": {"health": "/v2/health/ready", "docs": "/docs"},
     },
     "several models": {
         "version": "0.16.0",
         "models": [
-            {"name": "bert", "task": "fill_mask", "ready": True, "aliases": ["text"], "adapters": []},
+            {"name": "bert", "task": FillMask.name, "ready": True, "aliases": ["text"], "adapters": []},
             {
                 "name": "e5",
                 "ready": False,

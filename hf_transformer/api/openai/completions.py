@@ -58,7 +58,7 @@ class CompletionRequest(ChoicesBody, kw_only=True):
     ]
     max_tokens: Annotated[Natural | None, about("Maximum number of new tokens of a text; 0 needs echo.")] = None
     logprobs: TopTokens = None
-    echo: Annotated[bool | None, about("Whether the text and its log probabilities include the prompt.")] = None
+    echo: Annotated[bool | None, about("Whether the text includes the prompt.", schema={"default": False})] = None
     suffix: Annotated[Json, only("", because="the service can't insert text; leave it out")] = None
     best_of: Annotated[Positive | None, about("The value of n.")] = None
     add_special_tokens: Annotated[Json, only(True, because="the service adds them (--disable_special_tokens)")] = None

@@ -78,7 +78,7 @@ class GenerationBody(SamplingFields):
     guided_regex: Annotated[Json, GUIDE, about(shown=(str,))] = None
     guided_choice: Annotated[Json, GUIDE, about(shown=(NonEmpty[Annotated[str, Meta(min_length=1)]],))] = None
     guided_grammar: Annotated[Json, GUIDE, about(shown=(str,))] = None
-    stream: Annotated[bool | None, about("Whether to answer in pieces.")] = None
+    stream: Annotated[bool | None, about("Whether to answer in pieces.", schema={"default": False})] = None
     stream_options: Annotated[dict[str, Json] | None, about("The chunks of a stream.", shown=(StreamOptions,))] = None
     user: ClientText = None
     safety_identifier: ClientText = None

@@ -244,7 +244,9 @@ class ResponsesRequest(GenerationBody, kw_only=True):
             expected='none, auto, required or {"type": "function", "name": ...}',
         ),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("Whether an answer may have several calls; the default.")] = None
+    parallel_tool_calls: Annotated[
+        bool | None, about("Whether an answer may have several calls.", schema={"default": True})
+    ] = None
     chat_template_kwargs: TemplateVariables = None
     store: Annotated[Json, only(False, because=NOT_STORED)] = None
     background: Annotated[Json, only(False, because=NOT_STORED)] = None
