@@ -46,7 +46,7 @@ class CacheControl(OpenBody):
 class TextPart(OpenBody, kw_only=True):
     """A part of a message's content."""
 
-    type: Annotated[Literal["text"], about(hint=TEXT_ONLY)] = "text"
+    type: Annotated[Literal["text"] | None, about(hint=TEXT_ONLY)] = "text"
     text: str
     cache_control: Annotated[Json, NO_EFFECT] = None
 

@@ -341,7 +341,7 @@ class RenderedRequest(Body):
     request_id: str
     token_ids: list[int]
     token_offsets: Annotated[
-        list[tuple[int, int]] | None, about("Starts and ends of tokens in the text, if the request asks for them.")
+        list[list[int]] | None, about("Starts and ends of tokens in the text, if the request asks for them.")
     ]
     sampling_params: Annotated[dict[str, Json], about("vLLM's SamplingParams, without its defaults.")]
     model: str | None
