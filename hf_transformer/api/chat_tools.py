@@ -31,7 +31,7 @@ class Function(OpenBody):
     """A function that the model may call."""
 
     name: FunctionName
-    description: Annotated[Json, about("Purpose of the function.", shown=(str,))] = None
+    description: Annotated[Json, about("Purpose of the function.")] = None
     parameters: Annotated[dict[str, Json] | None, about("JSON schema of the arguments.")] = None
     strict: Annotated[bool | None, about("Whether the arguments are held to the schema.")] = None
 

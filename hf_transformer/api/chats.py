@@ -68,7 +68,7 @@ class CalledFunction(OpenBody):
 class ToolCall(OpenBody, kw_only=True):
     """The call of a tool in an assistant's message."""
 
-    id: Annotated[Json, about("Name of the call, which the tool's message repeats.", shown=(str,))] = None
+    id: Annotated[Json, about("Name of the call, which the tool's message repeats.")] = None
     type: Annotated[Json, about("Always function.", shown=(Literal["function"],))] = None
     function: CalledFunction
 
