@@ -74,6 +74,8 @@ DECISIONS: dict[str, str] = {
     "they are accepted",
     rf"\+ POST {PATH}/(generate|generate_stream|infer), body\..*: (optional|value .*)": "fields of Triton's backends "
     "without effect are shown",
+    r"- POST (/openai)?/v1/.*, body\.tools\[\](\.function)?\.description: .*": "any value was accepted where tools are "
+    "rendered only",
     # Answers of declared types
     r"\+ POST .*, 200\.(data|results|rankings)\[\].*": "the fields of items are shown",
     r"\+ POST .*, 200\.usage.*": "the numbers of tokens are shown",
