@@ -4,7 +4,7 @@
 - A link from a page to a file that is not on the site becomes its text, which names the file: the site does not know
   where its repository is.
 - Names of flags and metrics have anchors, and link to them (scripts/docs_names.py).
-- reference/routes.md is made from hf_transformer/api/openapi.yaml, and the page of metrics ends with a table that is
+- reference/routes.md is made from the OpenAPI document, and the page of metrics ends with a table that is
   made from the declared metrics. scripts/config_docs writes docs/configuration.md, which is committed.
 
 mkdocs' --strict fails at a link to a file or heading that does not exist. So does scripts/docs_check.py, which reads
@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -32,6 +31,7 @@ from mkdocs.structure.pages import Page
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from hf_transformer.api.document.build import EVERYTHING, build  # noqa: E402
 from scripts.docs_check import own_addresses, problems  # noqa: E402
 from scripts.docs_names import entries, with_names  # noqa: E402
 
@@ -173,7 +173,7 @@ def cell(text: str) -> str:
 
 def routes_page() -> str:
     """Every route of the OpenAPI document, by its tags."""
-    document = yaml.safe_load((ROOT / "hf_transformer" / "api" / "openapi.yaml").read_text(encoding="utf-8"))
+    document = build(EVERYTHING)
     operations = [
         (f"{method.upper()} {path}", item[method])
         for path, item in document["paths"].items()
@@ -208,8 +208,6 @@ def routes_page() -> str:
 def operation_section(document: dict[str, Any], title: str, operation: dict[str, Any]) -> list[str]:
     """The lines about one route."""
     lines = [f"### {title}\n", f"{operation.get('summary', '')}. {operation.get('description', '')}\n"]
-    if operation.get("x-for"):
-        lines.append(f"Only with: {', '.join(operation['x-for'])}.\n")
     for kind, content in resolved(document, operation.get("requestBody", {})).get("content", {}).items():
         lines.append(f"Body: `{kind}`\n")
         lines += fields_table(document, content.get("schema", {}))

@@ -50,7 +50,7 @@ def test_the_wheel_carries_the_package_and_the_demo_models(wheel: Path) -> None:
     assert {f"hf_transformer/_model_repository/{path}" for path in files} <= names
     playground = {f"hf_transformer/api/ui/playground/{path.name}" for path in PLAYGROUND.folder.iterdir()}
     assert len(playground) > 10 and playground <= names
-    assert {"hf_transformer/commands/cli.py", "hf_transformer/api/openapi.yaml"} <= names
+    assert {"hf_transformer/commands/cli.py", "hf_transformer/api/document/build.py"} <= names
     page = ("index.html", "start.js", "swagger-ui-bundle.js.gz", "swagger-ui.css.gz", "LICENSE", "NOTICE")
     assert {f"hf_transformer/api/ui/{name}" for name in page} <= names
     information = wheel.name.replace("-py3-none-any.whl", ".dist-info")

@@ -18,8 +18,6 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.http import Request
 from hf_transformer.types.request import Context, Json, RequestBudget
 
-V2_PATHS = ("/v2/models/{model}/versions/{version}", "/v2/models/{model}")
-"""The path templates of a model in V2 and in the generate extension. The longer one is first, since both match it."""
 _PART = r"(?!\.{1,2}(?:/|$))[^/]+"
 """A segment of a name in a path, other than ``.`` and ``..``."""
 _NAME_PART, _NAME = "(?P<model>[^/]+)", f"(?P<model>{_PART}(?:/{_PART})*)"

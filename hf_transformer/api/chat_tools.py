@@ -31,7 +31,7 @@ class Function(OpenBody):
     """A function that the model may call."""
 
     name: FunctionName
-    description: Annotated[Json, about("Purpose of the function.", shown=(str,))] = None
+    description: Annotated[Json, about("Purpose of the function.")] = None
     parameters: Annotated[dict[str, Json] | None, about("JSON schema of the arguments.")] = None
     strict: Annotated[bool | None, about("Whether the arguments are held to the schema.")] = None
 
@@ -46,7 +46,7 @@ class Tool(OpenBody):
 
 Tools: TypeAlias = Annotated[
     Annotated[list[Json], Meta(max_length=128)] | None,
-    about("Functions that the model may call.", shown=(list[Tool],), limits="tools"),
+    about("Functions that the model may call.", shown=(Annotated[list[Tool], Meta(max_length=128)],), limits="tools"),
 ]
 """OpenAI's maximum is 128."""
 TOOL_FORM: Final = Form(Tool)

@@ -46,7 +46,7 @@ class CacheControl(OpenBody):
 class TextPart(OpenBody, kw_only=True):
     """A part of a message's content."""
 
-    type: Annotated[Literal["text"], about(hint=TEXT_ONLY)] = "text"
+    type: Annotated[Literal["text"] | None, about(hint=TEXT_ONLY)] = "text"
     text: str
     cache_control: Annotated[Json, NO_EFFECT] = None
 
@@ -68,7 +68,7 @@ class CalledFunction(OpenBody):
 class ToolCall(OpenBody, kw_only=True):
     """The call of a tool in an assistant's message."""
 
-    id: Annotated[Json, about("Name of the call, which the tool's message repeats.", shown=(str,))] = None
+    id: Annotated[Json, about("Name of the call, which the tool's message repeats.")] = None
     type: Annotated[Json, about("Always function.", shown=(Literal["function"],))] = None
     function: CalledFunction
 
@@ -102,7 +102,7 @@ TEXT_PART, REFUSAL_PART, TOOL_CALL = Form(TextPart), Form(RefusalPart), Form(Too
 ASSISTANT_MESSAGE, OTHER_MESSAGE = Form(ChatMessage), Form(OtherMessage)
 Messages: TypeAlias = Annotated[
     Annotated[list[Json], Meta(min_length=1)],
-    about("The chat.", expected="a list of messages", shown=(list[ChatMessage],)),
+    about("The chat.", expected="a list of messages", shown=(Annotated[list[ChatMessage], Meta(min_length=1)],)),
 ]
 TemplateVariables: TypeAlias = Annotated[dict[str, Json] | None, about("Further variables of the chat template.")]
 

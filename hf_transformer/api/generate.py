@@ -26,7 +26,7 @@ from typing import Annotated, Final, TypeAlias
 import orjson
 from msgspec import UNSET, Meta, UnsetType
 
-from hf_transformer.api.call import V2_PATHS, Call
+from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.responses import reply
@@ -123,7 +123,7 @@ Outputs = dict[str, list[str] | list[int]]
 """The outputs for a prompt by vLLM's names. A list has one element per text, or one element for the prompt."""
 
 
-def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+def endpoints(service: Service) -> dict[str, Endpoint]:
 
     async def generate(call: Call) -> Response:
         model, asked, head = _read(service, call, "generate")
@@ -136,9 +136,8 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         model, asked, head = _read(service, call, "generate_stream")
         return GenerateStream(model, asked, call.context, head)
 
-    handlers: dict[str, Handle] = {"generate": generate, "generate_stream": generate_stream}
-    made = {name: Endpoint(API, handle, error_json, service) for name, handle in handlers.items()}
-    return [(f"{path}/{name}", endpoint) for path in V2_PATHS for name, endpoint in made.items()]
+    handlers: dict[str, Handle] = {"generate": generate, "generateStream": generate_stream}
+    return {name: Endpoint(API, handle, error_json, service) for name, handle in handlers.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,25 +18,19 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
 from hf_transformer.api.hints import MODEL_ROUTES, hint_about, hint_for
-from hf_transformer.api.openai.routes import errors_by_path, root_of
-from hf_transformer.api.responses import JsonResponse
+from hf_transformer.api.openai.routes import errors_by_path
+from hf_transformer.api.responses import JsonResponse, View
 from hf_transformer.api.service import Service
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
 from hf_transformer.observability.series import text_of
 
 
-def health_paths(openai_prefix: str) -> list[str]:
-    """The distinct paths of the health route."""
-    return [*dict.fromkeys(f"{root}/health" for root in ("", root_of(openai_prefix))), "/ping"]
-
-
-def routes(service: Service, openai_prefix: str, page: str | None = None) -> list[BaseRoute]:
-    """Creates the routes of this module. ``page`` is the redirect target for browsers, relative to /."""
+def views(service: Service, page: str | None = None) -> dict[str, View]:
+    """Creates the views of this module. ``page`` is the redirect target for browsers, relative to /."""
 
     async def alive(request: Request) -> Response:
         headers = None if page is None else {"Vary": "Accept"}
@@ -55,8 +49,7 @@ def routes(service: Service, openai_prefix: str, page: str | None = None) -> lis
         text = await asyncio.to_thread(text_of, service.metrics.shown())
         return Response(text, media_type=CONTENT_TYPE)
 
-    health = [Route(path, healthy) for path in health_paths(openai_prefix)]
-    return [Route("/", alive), *health, Route("/metrics", show_metrics)]
+    return {"alive": alive, "health": healthy, "metrics": show_metrics}
 
 
 def error_handlers(openai_prefix: str) -> dict[Any, ExceptionHandler]:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import orjson
 
-from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.dialects import tei_form
+from hf_transformer.api.document.operation import PREFIX
+from hf_transformer.api.document.table import OPERATIONS
 from hf_transformer.api.error_forms import render_detail, render_error, render_message
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai.routes import root_of
-from hf_transformer.api.table import ROUTES
 from hf_transformer.errors import RequestError
 
 
@@ -102,8 +102,11 @@ CLEAR = ("/v1/", "/v1beta/", "/api/", "/deployments", "/openai/", "/tokenizer_in
 _EXPLAIN = re.compile(r"/v1/models/.+:explain|/v2/models/.+/explain")
 MODEL_ROUTES = ("/v1/models/", "/v2/models/")
 """Prefixes of the model routes of V1 and V2. A model may have the name of an OpenAI route."""
-_ROUTES = sorted(TASKS, key=len, reverse=True)
-"""OpenAI's routes, longest first, since a path that ends with chat/completions also ends with completions."""
+_BASE = f"{PREFIX}/v1/"
+_POSTED = [one.path for one in OPERATIONS if one.method == "post"]
+OPENAI_ROUTES = [path.removeprefix(_BASE) for path in _POSTED if path.startswith(_BASE)]
+_LONGEST_FIRST = sorted(OPENAI_ROUTES, key=len, reverse=True)
+"""OpenAI's routes, since a path that ends with chat/completions also ends with completions."""
 _EXPECTED: Mapping[str, str] = {
     r"(api/)?(docs|redoc|swagger|swagger-ui|api-docs)(/index\.html)?|docs/.*": "the API's page is /docs, and needs "
     "--enable_docs_url; its document is /openapi.json",
@@ -138,15 +141,15 @@ def hint_for(path: str, status: int, openai_prefix: str, method: str = "POST") -
     if posts or is_openai or within.startswith(CLEAR):
         for foreign in FOREIGN:
             if re.fullmatch(foreign.pattern, within.removeprefix("/")):
-                hint = foreign.hint.format(base=base, url=url, routes=", ".join(TASKS))
+                hint = foreign.hint.format(base=base, url=url, routes=", ".join(OPENAI_ROUTES))
                 render = render_error if is_openai else foreign.render
                 return status, f"{HTTPStatus(status).phrase}; {hint}", render
     if not posts:
         return None
-    for route in _ROUTES:
+    for route in _LONGEST_FIRST:
         if bare.endswith(f"/{route}"):
             return 404, f"Not Found, expected {base}/{route}: {url}", render_error
-    if is_openai and within in ROUTES:
+    if is_openai and within in _POSTED:
         return 404, f"Not Found; this route is {within}, without {root}", render_error
     return None
 

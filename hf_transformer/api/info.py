@@ -15,12 +15,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, metadata
 
 from starlette.requests import Request
-from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.openai.routes import root_of
-from hf_transformer.api.responses import JsonResponse, json_route
+from hf_transformer.api.responses import JsonResponse, View, json_view
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.v2 import SERVER
 from hf_transformer.generation.model import GenerativeModel
@@ -52,8 +51,8 @@ class InfoSettings:
     links: Mapping[str, str]
 
 
-def routes(service: Service, settings: InfoSettings) -> list[Route]:
-    """Creates the routes of this module. Like V2's metadata, they return 503 before contact with the predictor."""
+def views(service: Service, settings: InfoSettings) -> dict[str, View]:
+    """Creates the views of this module. Like V2's metadata, they return 503 before contact with the predictor."""
     models = service.models
 
     async def show(request: Request) -> JsonResponse:
@@ -65,10 +64,10 @@ def routes(service: Service, settings: InfoSettings) -> list[Route]:
         model = models.find(models.names[0] if name is None else name)
         return JsonResponse({**describe_as_tei(model, settings), **about})
 
-    return [
-        json_route("/v1/models/{model}/info", lambda model: describe_model(models.find(model), settings)),
-        Route("/info", show),
-    ]
+    return {
+        "v1ModelInfo": json_view(lambda model: describe_model(models.find(model), settings)),
+        "info": show,
+    }
 
 
 async def describe_models(models: Models) -> dict[str, Json]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
+from typing import TypeAlias
 
 import orjson
 from starlette.requests import Request as StarletteRequest
@@ -17,6 +18,8 @@ from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
 
 JSON = b"application/json"
+View: TypeAlias = Callable[[StarletteRequest], Awaitable[StarletteResponse]]
+"""Answers a GET request."""
 
 
 class JsonResponse(StarletteResponse):
@@ -28,16 +31,16 @@ class JsonResponse(StarletteResponse):
         return orjson.dumps(content)
 
 
-def json_route(path: str, answer: Callable[..., Json]) -> Route:
-    """Creates a GET route with a JSON response. ``answer`` receives the path parameters as keyword arguments."""
+def json_view(answer: Callable[..., Json]) -> View:
+    """Returns a view with a JSON response. ``answer`` receives the path parameters as keyword arguments."""
 
     async def show(request: StarletteRequest) -> JsonResponse:
         return JsonResponse(answer(**request.path_params))
 
-    return get_route(path, show)
+    return show
 
 
-def get_route(path: str, show: Callable[[StarletteRequest], Awaitable[StarletteResponse]]) -> Route:
+def get_route(path: str, show: View) -> Route:
     """Creates a GET route whose path may have the name of a model."""
     route = Route(path, show)
     route.path_regex = path_pattern(path)

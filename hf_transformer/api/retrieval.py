@@ -16,6 +16,7 @@ from hf_transformer.api.bodies import ModelBody, rename_fields
 from hf_transformer.api.service import Model
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput
+from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.parameters import input_type_of, prompt_for_purpose
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, Scale, TextEmbedding
 from hf_transformer.types.fields import NO_EFFECT, Natural, Positive, about, only
@@ -99,7 +100,12 @@ class PairBody(RetrievalBody, kw_only=True):
     max_tokens_per_doc: Annotated[Natural | None, about("Maximum length of a document; 0 for no limit.")] = None
     max_tokens_per_query: Annotated[Natural | None, about("Maximum length of the query; 0 for no limit.")] = None
     instruction: Annotated[
-        str | None, about("An instruction for a model whose template has one.", parameter="instruction")
+        str | None,
+        about(
+            "An instruction for a model whose template has one.",
+            parameter="instruction",
+            schema={"maxLength": MAX_PROMPT_LENGTH},
+        ),
     ] = None
     use_activation: Annotated[bool | None, about("False for logits, in vLLM.", instead_of="raw_scores")] = None
 

@@ -12,6 +12,7 @@ from hf_transformer.api.errors import expect
 from hf_transformer.api.service import Model
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import Servable, Task
+from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
@@ -40,7 +41,9 @@ class TokenizeParameters(Body):
 class PromptedTokenizeParameters(TokenizeParameters):
     """The parameters for models with prompts."""
 
-    prompt: Annotated[str | None, about("A text before each text.", parameter="prompt")] = None
+    prompt: Annotated[
+        str | None, about("A text before each text.", parameter="prompt", schema={"maxLength": MAX_PROMPT_LENGTH})
+    ] = None
     prompt_name: Annotated[str | None, about("One of the model's prompts.", parameter="prompt_name")] = None
 
 

@@ -30,13 +30,12 @@ from urllib.parse import quote
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import Route
 
 from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json
 from hf_transformer.api.large_json import is_large, write_large, write_small
-from hf_transformer.api.responses import JSON, JsonResponse, get_route, json_route, readiness, reply
+from hf_transformer.api.responses import JSON, JsonResponse, View, json_view, readiness, reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, not_streamed, wants_stream
 from hf_transformer.errors import EmptyList, InvalidInput, RequestError, UnsupportedEncoding, describe
@@ -54,7 +53,7 @@ EVENT, EVENTS = b"application/cloudevents+json", b"application/cloudevents"
 """The content type of a structured CloudEvent in JSON, and the prefix of all CloudEvent content types."""
 
 
-def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+def endpoints(service: Service) -> dict[str, Endpoint]:
     models, most = service.models, service.limits.max_texts
 
     async def predict(call: Call) -> Response | TextStream:
@@ -81,11 +80,11 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
             return reply(body, JSON, *[(b"ce-" + name.encode(), value.encode()) for name, value in attributes])
         return reply(body)
 
-    return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
+    return {"v1Predict": Endpoint("v1", predict, error_json, service)}
 
 
-def routes(service: Service, cards: Callable[[], Mapping[str, Mapping[str, Json]]]) -> list[Route]:
-    """Creates the GET routes. ``cards`` returns OpenAI's model objects, for clients with the base URL /v1."""
+def views(service: Service, cards: Callable[[], Mapping[str, Mapping[str, Json]]]) -> dict[str, View]:
+    """Creates the views. ``cards`` returns OpenAI's model objects, for clients with the base URL /v1."""
     models = service.models
 
     async def model_ready(request: Request) -> JsonResponse:
@@ -93,10 +92,10 @@ def routes(service: Service, cards: Callable[[], Mapping[str, Mapping[str, Json]
         error = await models.find_not_ready(models.find(name))
         return readiness(error, {"name": name, **cards()[name]})
 
-    return [
-        json_route("/v1/models", lambda: {"models": models.names, "object": "list", "data": list(cards().values())}),
-        get_route("/v1/models/{model}", model_ready),
-    ]
+    return {
+        "v1Models": json_view(lambda: {"models": models.names, "object": "list", "data": list(cards().values())}),
+        "v1Model": model_ready,
+    }
 
 
 def event_attributes(model: str) -> dict[str, str]:

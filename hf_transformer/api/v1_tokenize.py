@@ -36,7 +36,7 @@ class DetokenizeParameters(Body):
 DETOKENIZE = Form(DetokenizeParameters)
 
 
-def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+def endpoints(service: Service) -> dict[str, Endpoint]:
 
     def read(call: Call) -> tuple[Model, Tokenizer, Query]:
         model = service.models.choose(call.path["model"], call.context)
@@ -59,10 +59,10 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         skip = DETOKENIZE.read(query.parameters, path=PARAMETERS).skip_special_tokens
         return reply(orjson.dumps({"predictions": await decode(model, query, service.executor, skip, call.context)}))
 
-    return [
-        ("/v1/models/{model}:tokenize", Endpoint(API, tokenize, error_json, service)),
-        ("/v1/models/{model}:detokenize", Endpoint(API, detokenize, error_json, service)),
-    ]
+    return {
+        "tokenize": Endpoint(API, tokenize, error_json, service),
+        "detokenize": Endpoint(API, detokenize, error_json, service),
+    }
 
 
 def render(texts: Sequence[PreparedText], encodings: Sequence[Encoding], max_length: int) -> bytes:

@@ -25,23 +25,22 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Annotated, Final
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.auth import CONTROL_PATH
 from hf_transformer.api.body import to_utf8
-from hf_transformer.api.call import V2_PATHS, Call, apply_triton_parameters
+from hf_transformer.api.call import Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.large_json import write_in_steps
-from hf_transformer.api.responses import JsonResponse, get_route, json_route, readiness, reply
+from hf_transformer.api.responses import JsonResponse, View, json_view, readiness, reply
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.tensors import infer
 from hf_transformer.core.pipeline import INLINE_VALUES
-from hf_transformer.errors import InvalidInput, NotReady, describe
+from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.observability.series import coarse
 from hf_transformer.protocol.descriptions import data_type
@@ -49,6 +48,7 @@ from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
 from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types.fields import Body, Form, OpenBody, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelDescription, TensorSpec
@@ -68,7 +68,33 @@ HEADER = HEADER_LENGTH.lower().encode()
 """The header with the length of the JSON before binary tensors, in lower case."""
 
 
-def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+class RepositoryIndexRequest(OpenBody):
+    ready: Annotated[bool | None, about("Whether to list ready models only.", schema={"default": False})] = None
+
+
+class LoadRequest(OpenBody):
+    parameters: Annotated[
+        dict[str, Json] | None,
+        about("Empty: only the operator changes a model's files.", schema={"maxProperties": 0}),
+    ] = None
+
+
+class UnloadParameters(Body):
+    unload_dependents: Annotated[bool, about("Whether Triton unloads the models of an ensemble too.")] = False
+
+
+class UnloadRequest(OpenBody):
+    parameters: Annotated[dict[str, Json] | None, about(shown=(UnloadParameters, None))] = None
+
+
+INDEX: Final = Form(RepositoryIndexRequest)
+CONTROL: Final[Mapping[str, Form[LoadRequest] | Form[UnloadRequest]]] = {
+    "load": Form(LoadRequest),
+    "unload": Form(UnloadRequest),
+}
+
+
+def endpoints(service: Service) -> dict[str, Endpoint]:
 
     def parse(call: Call) -> InferRequest:
         return _parse(call, service.limits.max_texts)
@@ -89,29 +115,27 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
     async def list_repository(call: Call) -> Response:
-        query = call.json() if call.size else {}
-        ready = query.get("ready", False) if isinstance(query, dict) else None
-        if not isinstance(ready, bool):
-            raise InvalidInput("body", 'nothing or {"ready": true}', describe(query))
-        return reply(orjson.dumps(await repository_index(service.models, only_ready=ready)))
+        body = INDEX.read(call.json() if call.size else {})
+        return reply(orjson.dumps(await repository_index(service.models, only_ready=body.ready or False)))
 
     def control(action: str) -> Handle:
         async def change(call: Call) -> Response:
-            body = expect(call.json() if call.size else {}, dict, "body", "an object")
-            parameters = expect(body.get("parameters", {}), dict, "parameters", "an object")
-            await control_model(service, action, call.path["model"], parameters)
+            body = CONTROL[action].read(call.json() if call.size else {})
+            await control_model(service, action, call.path["model"], body.parameters or {})
             return reply(b"")
 
         return change
 
-    endpoint = Endpoint("v2", answer, error_json, service, parse=parse)
-    repository: dict[str, Handle] = {"/v2/repository/index": list_repository}
-    repository |= {f"{CONTROL_PATH}{{model}}/{action}": control(action) for action in ("load", "unload")}
-    changes = [(path, Endpoint("repository", handle, error_json, service)) for path, handle in repository.items()]
-    return [*changes, *[(f"{path}/infer", endpoint) for path in V2_PATHS]]
+    repository: dict[str, Handle] = {
+        "v2RepositoryIndex": list_repository,
+        "v2RepositoryLoad": control("load"),
+        "v2RepositoryUnload": control("unload"),
+    }
+    made = {name: Endpoint("repository", handle, error_json, service) for name, handle in repository.items()}
+    return {**made, "v2Infer": Endpoint("v2", answer, error_json, service, parse=parse)}
 
 
-def routes(service: Service) -> list[Route]:
+def views(service: Service) -> dict[str, View]:
     models = service.models
 
     async def ready(request: Request) -> JsonResponse:
@@ -127,23 +151,20 @@ def routes(service: Service) -> list[Route]:
     def find(model: str, version: str = "") -> Model:
         return models.find(model, version)
 
-    def by_path(render: Callable[[ModelDescription], Json]) -> Callable[..., Json]:
-        return lambda **path: render(find(**path).describe())
+    def describe(render: Callable[[ModelDescription], Json]) -> View:
+        return json_view(lambda **path: render(find(**path).describe()))
 
-    views: dict[str, Callable[[ModelDescription], Json]] = {
-        "/config": lambda model: configuration(model, service.limits.max_instances),
-        "/stats": lambda model: statistics([model], service.metrics.totals_of),
-        "": metadata,  # the last, since a name may have slashes
+    return {
+        "v2Server": json_view(lambda: SERVER_METADATA),
+        "v2Live": json_view(lambda: {"live": True}),
+        "v2Ready": ready,
+        "v2Models": json_view(lambda: {"models": models.names}),
+        "v2StatisticsOfAll": json_view(lambda: statistics(ready_models(models), service.metrics.totals_of)),
+        "v2ReadyModel": model_ready,
+        "v2Metadata": describe(metadata),
+        "v2Config": describe(lambda model: configuration(model, service.limits.max_instances)),
+        "v2Statistics": describe(lambda model: statistics([model], service.metrics.totals_of)),
     }
-    return [
-        *[json_route(path, lambda: SERVER_METADATA) for path in ("/v2", "/v2/")],
-        json_route("/v2/health/live", lambda: {"live": True}),
-        Route("/v2/health/ready", ready),
-        json_route("/v2/models", lambda: {"models": models.names}),
-        json_route("/v2/models/stats", lambda: statistics(ready_models(models), service.metrics.totals_of)),
-        *[get_route(f"{path}/ready", model_ready) for path in V2_PATHS],
-        *[json_route(f"{path}{end}", by_path(render)) for path in V2_PATHS for end, render in views.items()],
-    ]
 
 
 def metadata(model: ModelDescription) -> dict[str, Json]:

@@ -16,10 +16,13 @@ from starlette.routing import BaseRoute
 from hf_transformer.api import generate, health, info, openapi, v1, v1_tokenize, v2
 from hf_transformer.api.auth import CONTROL_KEYS, ApiKeys
 from hf_transformer.api.dialects import routes as dialects
+from hf_transformer.api.document.operation import MODEL
+from hf_transformer.api.document.table import served
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.gateway import AllowedHosts, Gateway, GatewaySettings, Handler, Router
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openai import routes as openai
+from hf_transformer.api.responses import get_route
 from hf_transformer.api.service import Model, Models, Service
 from hf_transformer.api.table import ROUTES
 from hf_transformer.app.loading import LoadedModel, load_model
@@ -177,7 +180,8 @@ def gateway_settings(
     config: Config, keys: ApiKeys | None, trusted_proxies: str | None, control_keys: ApiKeys | None = None
 ) -> GatewaySettings:
     """Returns the gateway's settings from the flags."""
-    open_paths = health.health_paths(config.openai_route_prefix)
+    root = openai.root_of(config.openai_route_prefix)
+    open_paths = [one.path for one in served(root) if one.is_open and MODEL not in one.path]
     if config.enable_playground:  # the page requests a key from its user
         from hf_transformer.api import pages
 
@@ -196,18 +200,19 @@ def gateway_settings(
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
     """Builds the HTTP gateway: the endpoints, and the Starlette application ``inner`` for all other routes."""
     prefix, fallback = config.openai_route_prefix, partial(call_asgi, inner)
-    endpoints: list[tuple[str, Handler]] = [
-        *v1.endpoints(service),
-        *v1_tokenize.endpoints(service),
-        *v2.endpoints(service),
-        *generate.endpoints(service),
-        # Without a prefix, the OpenAI API shares paths with the dialects, whose table has these routes too.
-        *((path, endpoint) for path, endpoint in openai.endpoints(service, prefix) if path not in ROUTES),
-        *(
-            (path, _with_get(endpoint, fallback) if path == "/" else endpoint)
-            for path, endpoint in dialects.endpoints(service, ROUTES)
-        ),
-    ]
+    by_id = {
+        **v1.endpoints(service),
+        **v1_tokenize.endpoints(service),
+        **v2.endpoints(service),
+        **generate.endpoints(service),
+        **openai.endpoints(service),
+    }
+    by_path = dict(dialects.endpoints(service, ROUTES))
+    endpoints: list[tuple[str, Handler]] = []
+    for one in served(openai.root_of(prefix)):
+        if one.method == "post":
+            endpoint = by_path[one.path] if one.path in by_path else by_id[one.handler or one.id]
+            endpoints.append((one.path, _with_get(endpoint, fallback) if one.path == "/" else endpoint))
     return Gateway(
         Router(endpoints, service.models.names),
         fallback,
@@ -240,13 +245,17 @@ def starlette_app(
         tokenizer_threads=config.max_asyncio_workers,
         links=info.find_links(docs=config.enable_docs_url),
     )
+    views = {
+        **health.views(service, "playground" if config.enable_playground else None),
+        **info.views(service, info_settings),
+        **v1.views(service, openai.model_cards(service.models)),
+        **v2.views(service),
+        **openai.views(service),
+        **documents.views(),
+    }
+    operations = served(openai.root_of(prefix))
     routes: list[BaseRoute] = [
-        *health.routes(service, prefix, "playground" if config.enable_playground else None),
-        *info.routes(service, info_settings),  # before V1's, since a name may have slashes
-        *v1.routes(service, openai.model_cards(service.models)),
-        *v2.routes(service),
-        *openai.routes(service, prefix),
-        documents.route,
+        get_route(one.path, views[one.handler or one.id]) for one in operations if one.method == "get"
     ]
     if config.enable_docs_url or config.enable_playground:
         from hf_transformer.api import pages  # reads its files at import

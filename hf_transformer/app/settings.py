@@ -38,6 +38,7 @@ def task_settings(
     task: type[Servable],
     sentences: SentenceTransformers | None,
 ) -> TaskSettings:
+    """Returns the settings of a task, from the flags and the model's files."""
     return TaskSettings(
         model_config=files.config,
         vocabulary=tokenizer,

@@ -29,7 +29,8 @@ PROMPT_LOGPROBS: Final = "prompt_logprobs"
 NewTokens: TypeAlias = Annotated[Positive | None, about("Maximum number of new tokens of a text.")]
 LeastTokens: TypeAlias = Annotated[Natural | None, about("Number of new tokens before a text may end.")]
 Choices: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=1, le=128)] | None, about("Number of texts for each prompt.", limits="texts per prompt")
+    Annotated[int, Meta(ge=1, le=128)] | None,
+    about("Number of texts for each prompt.", limits="texts per prompt", schema={"default": 1}),
 ]
 TopTokens: TypeAlias = Annotated[
     Annotated[int, Meta(ge=0, le=20)] | None, about("Likeliest tokens beside each token.", limits="tokens per token")
@@ -116,7 +117,9 @@ class SamplingFields(TaskParameters):
         Penalty | None, about("Penalty of tokens for each time that the new text contains them.")
     ] = None
     logit_bias: Biases = None
-    ignore_eos: Annotated[bool | None, about("Whether a text continues after the token that ends it.")] = None
+    ignore_eos: Annotated[
+        bool | None, about("Whether a text continues after its end token.", schema={"default": False})
+    ] = None
     stop: StopTexts = None
     stop_token_ids: StopIds = None
     structured_outputs: Annotated[

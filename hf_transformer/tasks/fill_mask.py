@@ -173,7 +173,10 @@ class FillMask(Task[str, FillMaskOptions, Json]):
 
     @classmethod
     def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
-        return text if mask_token is None or mask_token in text else f"{text} {mask_token}."
+        """The text with the mask in place of its last word."""
+        if mask_token is None or mask_token in text:
+            return text
+        return f"{text.rstrip('.').rpartition(' ')[0]} {mask_token}.".lstrip()
 
     def info(self) -> dict[str, Json]:
         return {"mask_token": self.settings.vocabulary.mask_token}

@@ -93,9 +93,12 @@ def about(
     """
     extra = {"also": tuple(also), "parameter": parameter, "expected": expected, "hint": hint}
     extra |= {"instead_of": instead_of, "shown": tuple(shown), "limits": limits}
+    extra = {name: value for name, value in extra.items() if value}
+    if schema and "default" in schema:  # of an absent field, whose default in the type is null
+        extra |= {"default": schema["default"], "kinds": repr(schema)}
     return Meta(
         description=text or None,
-        extra={name: value for name, value in extra.items() if value},
+        extra=extra,
         extra_json_schema=dict(schema) if schema else None,
     )
 
@@ -280,6 +283,8 @@ def json_schemas(kinds: Iterable[Any]) -> tuple[list[dict[str, Json]], dict[str,
             properties[name] = said | (values[0] if len(values) == 1 else {"anyOf": values})
         elif struct in kinds and properties[name].get("default") is not None:  # null counts as absent
             properties[name] = _or_null(properties[name])
+        if "default" in extra:
+            properties[name]["default"] = extra["default"]
         for alias in extra.get("also", ()):
             properties[alias] = {**properties[name], "description": f"Another name of {name}."}
     return list(schemas[: len(kinds)]), components

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 import pytest
-import yaml
 
+from hf_transformer.api.document.build import EVERYTHING, build
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import (
     Exchange,
@@ -374,8 +373,7 @@ async def test_a_chat_that_the_model_can_t_answer_is_refused_before_its_template
         assert (await refused(made, status, **fields))[1] == param
 
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-SCHEMAS = yaml.load((files("hf_transformer.api") / "openapi.yaml").read_text(), LOADER)["components"]["schemas"]
+SCHEMAS = build(EVERYTHING)["components"]["schemas"]
 FULL: dict[str, Any] = {
     "messages": [
         {

@@ -58,7 +58,7 @@ def test_the_openai_package(service: Service, client: Run, kind: str) -> None:
     [ended] = results["ended"]["choices"]
     assert text.startswith(ended["text"]) and ended["text"] != text and ended["finish_reason"] == "stop"
     assert results["lost"][1] == 404 and "expected /openai/v1/chat/completions" in results["lost"][3]
-    wrong = [["BadRequestError", 400, name] for name in ("num_beams", "messages", "response_format")]
+    wrong = [["BadRequestError", 400, name] for name in ("num_beams", "messages", "response_format.type")]
     assert [one[:3] for one in results["errors"]] == [["NotFoundError", 404, "model"], *wrong]
 
 
@@ -86,7 +86,7 @@ def test_the_openai_package_with_responses(service: Service, client: Run) -> Non
     assert results["again"] and results["cut"] == "max_output_tokens"
     assert results["tool"] == ["function_call", json.dumps(CALL[1])]
     assert results["called"][:2] == CALL and results["called"][2]
-    wrong = ["store", "previous_response_id", "tools[0]", "input[0]"]
+    wrong = ["store", "previous_response_id", "tools[0].type", "input[0]"]
     assert [one[:3] for one in results["errors"]] == [
         ["NotFoundError", 404, "model"],
         *(["BadRequestError", 400, name] for name in wrong),

@@ -107,7 +107,7 @@ def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> N
     assert results["answer"] == ["list", "minibert_mean", "embedding"]
     assert [one["id"] for one in results["models"]] == ["minibert_mean"]
     assert (results["ids"], results["dimensions"]) == ([1, 2], 2)
-    wrong = [["BadRequestError", 400, name] for name in ("input[1]", "dimensions", "top_k", "model")]
+    wrong = [["BadRequestError", 400, name] for name in ("input[1]", "dimensions", "top_k", "messages")]
     assert [one[:3] for one in results["errors"]] == [["NotFoundError", 404, "model"]] * 2 + wrong
     rerank = serve("cross", "grpc-v2")
     for instance in instances_of("rerank"):

@@ -84,7 +84,7 @@ def test_ten_models_answer_as_ten_services_do(serve: Serve, triton: LocalTriton,
         told = service.client.get("/info").json()["models"]
         assert [(item["name"], item["task"]) for item in told] == [(demos()[task].name, task) for task in demos()]
         document = service.client.get("/openapi.json").json()
-        [parameter] = document["paths"]["/v1/models/{model}:predict"]["parameters"]
+        parameter = document["components"]["parameters"]["PathModel"]
         assert parameter["schema"]["enum"] == names
         for task, example in demos().items():
             alone = serve(example.model, "v2", *([f"--task={task}"] if example.name != example.model else []))

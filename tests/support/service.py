@@ -15,6 +15,7 @@ import httpx
 
 from hf_transformer.commands.child_process import ChildProcess, poll
 from hf_transformer.commands.loopback import HOST
+from tests.support.described import check_answer
 from tests.support.forking import ForkedProcess
 
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
@@ -54,7 +55,8 @@ class Service:
         # No pooling: a test must not reuse a connection that another test broke. No TLS: reading the certificates of
         # authorities takes longer than a request.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False, verify=False)
+        hooks = {"response": [check_answer]}
+        self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False, verify=False, event_hooks=hooks)
 
     @property
     def port(self) -> int:

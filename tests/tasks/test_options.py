@@ -18,7 +18,7 @@ from hf_transformer.types.task_names import TASK_NAMES
 
 class Toy(TaskParameters):
     count: Annotated[Positive, about("How many."), by_flag("toy_count")] = 2
-    kind: Annotated[Literal["b", "a"] | None, about("Which.")] = None
+    kind: Annotated[Literal["last", "first"] | None, about("Which.")] = None
     on: Annotated[bool, about("Whether.")] = True
 
 
@@ -26,7 +26,7 @@ class Toy(TaskParameters):
     ("flags", "parameters", "values", "present"),
     [
         ({}, {}, (2, None, True), set()),
-        ({"toy_count": 5}, {"kind": "a", "on": None}, (5, "a", True), {"kind"}),
+        ({"toy_count": 5}, {"kind": "first", "on": None}, (5, "first", True), {"kind"}),
         ({"toy_count": 5}, {"count": 3, "on": False}, (3, None, False), {"count", "on"}),
     ],
     ids=["defaults", "flag and null", "request"],
@@ -44,7 +44,7 @@ def test_a_request_goes_before_the_flag_and_the_flag_before_the_default(
         ({"none": None}, "parameters.none: expected one of count, kind, on, got an unknown name"),
         ({"count": 0}, "parameters.count: expected 1 or more, got 0"),
         ({"count": True}, "parameters.count: expected a whole number, got a boolean"),
-        ({"kind": "c"}, "parameters.kind: expected one of b, a, got 'c'"),
+        ({"kind": "c"}, "parameters.kind: expected one of last, first, got 'c'"),
         ({"on": 1}, "parameters.on: expected true or false, got a number"),
     ],
     ids=["name", "limit", "type", "choice", "boolean"],
@@ -58,7 +58,7 @@ def test_an_error_names_the_parameter(parameters: Any, message: str) -> None:
 def test_a_schema_allows_null_and_has_choices_in_order() -> None:
     assert parameter_schemas(Toy) == {
         "count": {"description": "How many. --toy_count if not given.", "type": ["integer", "null"], "minimum": 1},
-        "kind": {"description": "Which.", "type": ["string", "null"], "enum": ["b", "a", None]},
+        "kind": {"description": "Which.", "type": ["string", "null"], "enum": ["last", "first", None]},
         "on": {"description": "Whether.", "type": ["boolean", "null"], "default": True},
     }
     assert flags_of(Toy) == {"count": "toy_count"}

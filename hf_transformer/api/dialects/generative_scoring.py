@@ -55,12 +55,16 @@ class ScoringRequest(ModelBody, kw_only=True):
         about(
             "Texts, or lists of their token ids.",
             expected="a list of texts or of lists of token ids",
-            shown=(list[str | list[Natural]],),
+            shown=(Annotated[list[str | list[Natural]], Meta(min_length=1)],),
         ),
     ]
     label_token_ids: Annotated[
         Json,
-        about("Tokens to compare; the first one is scored.", expected="a list of token ids", shown=(list[Natural],)),
+        about(
+            "Tokens to compare; the first one is scored.",
+            expected="a list of token ids",
+            shown=(Annotated[list[Natural], Meta(min_length=1)],),
+        ),
     ]
     apply_softmax: Annotated[bool, about("Whether the labels share the probability, or the whole vocabulary.")] = True
     item_first: Annotated[bool, about("Whether an item precedes the query.")] = False

@@ -37,7 +37,7 @@ from hf_transformer.api.tokenize import check_ids, off_loop
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import GENERATIVE
-from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, about
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
@@ -124,7 +124,7 @@ class RenderCompletionRequest(RenderBody, kw_only=True):
         about(
             "A prompt, its token ids, or a list of prompts.",
             expected=TEXTS_OR_IDS,
-            shown=(str, list[Natural], list[str | list[Natural]]),
+            shown=(str, NonEmpty[Natural], NonEmpty[str | NonEmpty[Natural]]),
         ),
     ]
     logprobs: Annotated[int | None, about("Likeliest tokens beside each token.")] = None
@@ -341,7 +341,7 @@ class RenderedRequest(Body):
     request_id: str
     token_ids: list[int]
     token_offsets: Annotated[
-        list[tuple[int, int]] | None, about("Starts and ends of tokens in the text, if the request asks for them.")
+        list[list[int]] | None, about("Starts and ends of tokens in the text, if the request asks for them.")
     ]
     sampling_params: Annotated[dict[str, Json], about("vLLM's SamplingParams, without its defaults.")]
     model: str | None

@@ -143,15 +143,18 @@ class ListUsage(Struct):
     completion_tokens: int
 
 
-class ItemList(Struct):
-    """An answer of vLLM's APIs, see ``listed``."""
+class ListHead(Struct):
+    """The fields of vLLM's lists beside ``data``, see ``listed``."""
 
     id: str
     object: Literal["list"]
     created: int
     model: str
-    data: list[dict[str, Json]]
     usage: ListUsage
+
+
+class ItemList(ListHead):
+    data: list[dict[str, Json]]
 
 
 async def listed(

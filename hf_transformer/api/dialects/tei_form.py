@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Annotated, Literal, TypeVar
 
 import orjson
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from hf_transformer.api.bodies import TEXT_OR_IDS, OpenModelBody
 from hf_transformer.api.errors import expect_types
@@ -42,12 +42,13 @@ VALIDATED = (("prompt_name",), ("dimensions",))
 STRING = frozenset((str,))
 SEQUENCES = "a text, a pair [text, text], or a list of [text] and [text, text]"
 Ids = NonEmpty[Natural]
+TextOrPair = Annotated[NonEmpty[str], Meta(max_length=2)]
 Sequences = Annotated[
     str | NonEmpty[Json],
     about(
         "A text, a text or pair in a list, or a list of such lists.",
         expected=SEQUENCES,
-        shown=(str, NonEmpty[str], NonEmpty[NonEmpty[str]]),
+        shown=(str, TextOrPair, NonEmpty[TextOrPair]),
     ),
 ]
 

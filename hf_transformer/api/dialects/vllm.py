@@ -25,8 +25,8 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.chat_tools import Tools
 from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
 from hf_transformer.api.dialects import generative_scoring
-from hf_transformer.api.dialects.routes import ALL, DialectRoute, ItemList, Kind, TypedHandler, listed, typed_route
-from hf_transformer.api.documents import SINGLE_INPUT, Content, read_document, read_documents, to_base64
+from hf_transformer.api.dialects.routes import ALL, DialectRoute, Kind, ListHead, TypedHandler, listed, typed_route
+from hf_transformer.api.documents import SINGLE_INPUT, Document, read_document, read_documents, to_base64
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
@@ -81,7 +81,7 @@ NOT_FOR: Mapping[str, Sequence[str]] = {
 
 PairSide: TypeAlias = Annotated[
     str | dict[str, Json] | NonEmpty[Json] | None,
-    about("A text, or a list of texts.", expected="a list of texts", shown=(str, Content, NonEmpty[str | Content])),
+    about("A text, or a list of texts.", expected="a list of texts", shown=(str, Document, NonEmpty[str | Document])),
 ]
 PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
 """Names of the two sides of /score."""
@@ -160,7 +160,7 @@ class InputBody(VectorBody, kw_only=True):
         about(
             "A text, its token ids (--enable_token_inputs), or a list of such.",
             expected=TEXTS_OR_IDS,
-            shown=(str, NonEmpty[str], NonEmpty[int], NonEmpty[list[int]]),
+            shown=(str, NonEmpty[str], NonEmpty[Natural], NonEmpty[NonEmpty[Natural]]),
         ),
     ]
 
@@ -367,18 +367,53 @@ async def detokenize(service: Service, call: Call, model: Model, body: Detokeniz
     return await reply_arrays({"prompt": prompt}, call.context, service.executor)
 
 
-def _route(
-    path: str, form: Form[Kind], tasks: Sequence[str], handle: TypedHandler[Kind], answer: Any = ItemList
-) -> DialectRoute:
+# Answers
+
+
+class Score(Struct):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(ListHead):
+    data: list[Score]
+
+
+class Class(Struct):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassList(ListHead):
+    data: list[Class]
+
+
+class Pooled(Struct):
+    index: int
+    object: Literal["pooling"]
+    data: Annotated[Json, about("A vector, a list of them, or base64.")]
+
+
+class PooledList(ListHead):
+    data: list[Pooled]
+
+
+def _route(path: str, form: Form[Kind], tasks: Sequence[str], handle: TypedHandler[Kind], answer: Any) -> DialectRoute:
     return typed_route(path, "vllm", form, tasks, handle, render_error, answer)
 
 
 ROUTES = (
-    *[_route(path, SCORE, (Rerank.name,), score) for path in ("/score", "/v1/score")],
-    *[_route(path, CLASSIFY, (SEQUENCE_CLASSIFICATION,), classify) for path in ("/classify", "/v1/classify")],
-    *[_route(path, POOL, tuple(POOLING), pooling) for path in ("/pooling", "/v1/pooling")],
+    *[_route(path, SCORE, (Rerank.name,), score, ScoreList) for path in ("/score", "/v1/score")],
+    *[
+        _route(path, CLASSIFY, (SEQUENCE_CLASSIFICATION,), classify, ClassList)
+        for path in ("/classify", "/v1/classify")
+    ],
+    *[_route(path, POOL, tuple(POOLING), pooling, PooledList) for path in ("/pooling", "/v1/pooling")],
     _route("/tokenize", TOKENIZE_PROMPT, ALL, tokenize_prompt, TokenizeResponse),
     _route("/tokenize", TOKENIZE_CHAT, ALL, tokenize_chat, TokenizeResponse),
     _route("/detokenize", DETOKENIZE, ALL, detokenize, DetokenizeResponse),
-    _route("/generative_scoring", generative_scoring.FORM, GENERATIVE, generative_scoring.score),
+    _route("/generative_scoring", generative_scoring.FORM, GENERATIVE, generative_scoring.score, ScoreList),
 )

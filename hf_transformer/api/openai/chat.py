@@ -59,12 +59,14 @@ class ChatRequest(ChoicesBody, kw_only=True):
 
     messages: Messages
     max_tokens: Annotated[NewTokens, about(also=("max_completion_tokens",))] = None
-    logprobs: Annotated[bool | None, about("Whether tokens have log probabilities.")] = None
+    logprobs: Annotated[bool | None, about("Whether tokens have log probabilities.", schema={"default": False})] = None
     top_logprobs: TopTokens = None
     response_format: ResponseFormat = None
     tools: Tools = None
     tool_choice: ToolChoice = None
-    parallel_tool_calls: Annotated[bool | None, about("Whether a message may have several calls; the default.")] = None
+    parallel_tool_calls: Annotated[
+        bool | None, about("Whether a message may have several calls.", schema={"default": True})
+    ] = None
     chat_template_kwargs: TemplateVariables = None
     modalities: Annotated[Json, only(["text"], because="the model generates text only")] = None
     verbosity: Annotated[Json, only("medium", because="the model has no such setting")] = None

@@ -34,7 +34,7 @@ from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.task import GENERATIVE, TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.text_embedding import read_token_ids
-from hf_transformer.types.fields import Form, Natural, Positive, about, only
+from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TokenIds
@@ -53,12 +53,12 @@ class CompletionRequest(ChoicesBody, kw_only=True):
         about(
             "A prompt, its token ids, or a list of prompts.",
             expected=TEXTS_OR_IDS,
-            shown=(str, list[Natural], list[str | list[Natural]]),
+            shown=(str, NonEmpty[Natural], NonEmpty[str | NonEmpty[Natural]]),
         ),
     ]
     max_tokens: Annotated[Natural | None, about("Maximum number of new tokens of a text; 0 needs echo.")] = None
     logprobs: TopTokens = None
-    echo: Annotated[bool | None, about("Whether the text and its log probabilities include the prompt.")] = None
+    echo: Annotated[bool | None, about("Whether the text includes the prompt.", schema={"default": False})] = None
     suffix: Annotated[Json, only("", because="the service can't insert text; leave it out")] = None
     best_of: Annotated[Positive | None, about("The value of n.")] = None
     add_special_tokens: Annotated[Json, only(True, because="the service adds them (--disable_special_tokens)")] = None

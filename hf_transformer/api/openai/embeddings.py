@@ -40,6 +40,7 @@ from hf_transformer.api.retrieval import (
 )
 from hf_transformer.api.service import Models, Service
 from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.text_embedding import DENSE
 from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about, only
 from hf_transformer.types.http import Response
@@ -57,7 +58,7 @@ class EmbeddingsRequest(VectorBody):
         about(
             "A text, its token ids (--enable_token_inputs), or a list of such.",
             expected=TEXTS_OR_IDS,
-            shown=(str, NonEmpty[str | TextObject], NonEmpty[int], NonEmpty[list[int]]),
+            shown=(str, NonEmpty[str | TextObject], NonEmpty[Natural], NonEmpty[NonEmpty[Natural]]),
         ),
     ]
     encoding_format: EncodingFormat = "float"
@@ -88,7 +89,9 @@ class EmbeddingsRequest(VectorBody):
         str | None,
         about("The purpose of the texts, which chooses the prompt: query, document, passage, ...", also=("task",)),
     ] = None
-    prompt: Annotated[str | None, about("A text before each text.", parameter="prompt")] = None
+    prompt: Annotated[
+        str | None, about("A text before each text.", parameter="prompt", schema={"maxLength": MAX_PROMPT_LENGTH})
+    ] = None
     prompt_name: PromptName = None
     max_tokens: MaxTokens = None
     stride: Annotated[Natural | None, about("Tokens that neighbouring windows share.", parameter="stride")] = None

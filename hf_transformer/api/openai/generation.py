@@ -30,7 +30,7 @@ from hf_transformer.generation.sampling import GUIDED, Named
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings
-from hf_transformer.types.fields import NO_EFFECT, Body, Form, about, only
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, NonEmpty, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
 
@@ -67,18 +67,18 @@ Metadata: TypeAlias = Annotated[
     about(expected="an object of strings"),
 ]
 """The limits are OpenAI's."""
-Guide: TypeAlias = Annotated[Json, about("Older name of a member of structured_outputs.")]
+GUIDE: Final = about("Older name of a member of structured_outputs.")
 
 
 class GenerationBody(SamplingFields):
     """Fields of completions, chat completions and responses."""
 
     model: Annotated[str | None, CHOSEN] = None
-    guided_json: Guide = None
-    guided_regex: Guide = None
-    guided_choice: Guide = None
-    guided_grammar: Guide = None
-    stream: Annotated[bool | None, about("Whether to answer in pieces.")] = None
+    guided_json: Annotated[Json, GUIDE, about(shown=(dict[str, Json], str))] = None
+    guided_regex: Annotated[Json, GUIDE, about(shown=(str,))] = None
+    guided_choice: Annotated[Json, GUIDE, about(shown=(NonEmpty[Annotated[str, Meta(min_length=1)]],))] = None
+    guided_grammar: Annotated[Json, GUIDE, about(shown=(str,))] = None
+    stream: Annotated[bool | None, about("Whether to answer in pieces.", schema={"default": False})] = None
     stream_options: Annotated[dict[str, Json] | None, about("The chunks of a stream.", shown=(StreamOptions,))] = None
     user: ClientText = None
     safety_identifier: ClientText = None

@@ -36,6 +36,7 @@ from hf_transformer.api.retrieval import PairBody, PromptName, read_pair_options
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.server_codec import note_ignored
+from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
 from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json, Query
@@ -54,7 +55,9 @@ class RerankRequest(PairBody):
     ] = None
     rank_fields: Annotated[str | NonEmpty[str] | None, about("Fields of an object that are its text.")] = None
     raw_scores: Annotated[bool | None, about("Logits as scores.", parameter="raw_scores")] = None
-    prompt: Annotated[str | None, about("A text before the query.", parameter="prompt")] = None
+    prompt: Annotated[
+        str | None, about("A text before the query.", parameter="prompt", schema={"maxLength": MAX_PROMPT_LENGTH})
+    ] = None
     prompt_name: PromptName = None
     max_tokens: Annotated[Positive | None, about("A length of pairs below the model's.", parameter="max_tokens")] = None
     truncate_document: Annotated[

@@ -177,7 +177,7 @@ class FlatTool(Body):
 
     type: Annotated[Literal["function"], about(hint=BUILT_IN)]
     name: FunctionName
-    description: Annotated[Json, about("Purpose of the function.", shown=(str,))] = None
+    description: Annotated[Json, about("Purpose of the function.")] = None
     parameters: Annotated[dict[str, Json] | None, about("JSON schema of the arguments.")] = None
     strict: Annotated[bool | None, about("Whether the arguments are held to the schema.")] = None
 
@@ -192,6 +192,24 @@ class FlatNamedTool(OpenBody):
 NOT_STORED, ALL_ITEMS = "the service stores nothing", "the service stores nothing; send all items as input"
 
 
+class ShownPart(OpenBody):
+    type: str
+
+
+class ShownItem(OpenBody):
+    """An item of the input, with the fields of all its kinds, for the document alone."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Annotated[
+        str | list[ShownPart] | None, about("A text, or parts of the types input_text, output_text and refusal.")
+    ] = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: Annotated[str | None, about("An object as JSON text.")] = None
+    output: Annotated[str | list[Json] | None, about("The result of the call.")] = None
+
+
 class ResponsesRequest(GenerationBody, kw_only=True):
     """A request for a response."""
 
@@ -200,7 +218,7 @@ class ResponsesRequest(GenerationBody, kw_only=True):
         about(
             "A text, or all items of the conversation.",
             expected="a string or a list of items",
-            shown=(str, list[dict[str, Json]]),
+            shown=(str, Annotated[list[ShownItem], Meta(min_length=1)]),
         ),
     ]
     instructions: Annotated[str | None, about("A system message before the input.")] = None
@@ -213,7 +231,11 @@ class ResponsesRequest(GenerationBody, kw_only=True):
     text: Annotated[TextOptions | None, about("Form of a message that calls no tool.")] = None
     tools: Annotated[
         Annotated[list[Json], Meta(max_length=128)] | None,
-        about("Functions that the model may call.", shown=(list[FlatTool],), limits="tools"),
+        about(
+            "Functions that the model may call.",
+            shown=(Annotated[list[FlatTool], Meta(max_length=128)],),
+            limits="tools",
+        ),
     ] = None
     tool_choice: Annotated[
         Mode | FlatNamedTool | None,
@@ -222,7 +244,9 @@ class ResponsesRequest(GenerationBody, kw_only=True):
             expected='none, auto, required or {"type": "function", "name": ...}',
         ),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("Whether an answer may have several calls; the default.")] = None
+    parallel_tool_calls: Annotated[
+        bool | None, about("Whether an answer may have several calls.", schema={"default": True})
+    ] = None
     chat_template_kwargs: TemplateVariables = None
     store: Annotated[Json, only(False, because=NOT_STORED)] = None
     background: Annotated[Json, only(False, because=NOT_STORED)] = None

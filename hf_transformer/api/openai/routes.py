@@ -19,13 +19,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from starlette.routing import Route
-
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.error_forms import render_error, status_of
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
-from hf_transformer.api.responses import json_route
+from hf_transformer.api.responses import View, json_view
 from hf_transformer.api.service import Models, Service
 from hf_transformer.types.request import Json
 
@@ -33,37 +31,32 @@ Cards = Callable[[], dict[str, dict[str, Json]]]
 """Returns OpenAI's model objects by name."""
 
 
-def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
-    """Returns the endpoints of this API, with their paths."""
+def endpoints(service: Service) -> dict[str, Endpoint]:
+    """Returns the endpoints of this API."""
     handlers: dict[str, Handle] = {
-        "completions": partial(completions.create, service),
-        "chat/completions": partial(chat.create, service),
-        "responses": partial(responses.create, service),
-        "embeddings": partial(embeddings.create, service),
-        "rerank": partial(rerank.create, service),
+        "openaiCompletions": partial(completions.create, service),
+        "openaiChat": partial(chat.create, service),
+        "openaiResponses": partial(responses.create, service),
+        "openaiEmbeddings": partial(embeddings.create, service),
+        "openaiRerank": partial(rerank.create, service),
     }
-    base = f"{root_of(prefix)}/v1"
-    return [
-        (f"{base}/{path}", Endpoint("openai", handle, render_error, service, status=status_of))
-        for path, handle in handlers.items()
-    ]
+    return {
+        name: Endpoint("openai", handle, render_error, service, status=status_of) for name, handle in handlers.items()
+    }
 
 
-def routes(service: Service, prefix: str) -> list[Route]:
-    """Returns the other routes of this API, except routes that V1 serves."""
-    root = root_of(prefix)
-    if not root:
-        return []
+def views(service: Service) -> dict[str, View]:
+    """Returns the views of this API. Without a prefix, V1 serves their paths."""
     models, cards = service.models, model_cards(service.models)
 
     def card(model: str) -> Json:
         models.find(model, path="model")  # raises for an unknown name
         return cards()[model]
 
-    return [
-        json_route(f"{root}/v1/models", lambda: {"object": "list", "data": list(cards().values())}),
-        json_route(f"{root}/v1/models/{{model}}", card),
-    ]
+    return {
+        "openaiModels": json_view(lambda: {"object": "list", "data": list(cards().values())}),
+        "openaiModel": json_view(card),
+    }
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:

@@ -32,7 +32,7 @@ from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, TokenIds
 
-TEXT = "The capital of France is a city on a river."
+TEXT = "The capital of France is Paris."
 PROMPTS = (TEXT, "The capital")
 MAX_NEW_TOKENS = 8
 """Maximum number of generated tokens in the smoke test and in the comparison of prompts."""

@@ -131,6 +131,6 @@ class HostilePredictor:
 
 @contextmanager
 def behind(predictor: HostilePredictor, *flags: str) -> Iterator[Service]:
-    """A service that has found its model."""
-    with Service(*flags_for("bert", MODEL_FOLDER, predictor.address, "v2", flags)) as service:
+    """A service that has found its model, in a process of its own, since tests measure its memory."""
+    with Service(*flags_for("bert", MODEL_FOLDER, predictor.address, "v2", flags), forked=False) as service:
         yield service.wait_until("/v1/models/bert")

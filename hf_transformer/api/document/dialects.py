@@ -1,0 +1,260 @@
+"""Operations of other servers' APIs.
+
+Their paths, bodies, tasks and answers are those of the dialects' table. Here are their names and examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Union
+
+from hf_transformer.api.document.openai import EMBEDDINGS, RANKING, RERANK, TEXTS
+from hf_transformer.api.document.operation import MODEL, ErrorForm, Operation, Shape
+from hf_transformer.api.document.schemas import Schemas
+from hf_transformer.api.openai.rerank import InfinityRerankResponse
+from hf_transformer.api.table import ROUTES
+from hf_transformer.generation.task import GENERATIVE
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.types.request import Json
+
+PARAMETERS = ("Model", "RequestId", "TraceParent")
+FINE, RAIN = "What a fine day.", "Rain is falling."
+SCORED: Json = {"queries": "What do cats eat?", "documents": ["Paris is a city.", "Cats eat fish."]}
+COHERE: Json = {"model": MODEL, "texts": [FINE], "input_type": "search_query", "embedding_types": ["float"]}
+EMBEDS, RANKS = (TextEmbedding.name,), (Rerank.name,)
+CLASSIFIES = (SequenceClassification.name,)
+TEI, VLLM, RETRIEVAL = ("TEI",), ("vLLM",), ("Retrieval",)
+FORMS: Mapping[tuple[str, ...], ErrorForm] = {TEI: ErrorForm.TEI, VLLM: ErrorForm.OPENAI, RETRIEVAL: ErrorForm.MESSAGE}
+
+
+def body_of(path: str) -> Shape:
+    """The type of a route's body; where several dialects share the path, one of their types."""
+    return Union[tuple(route.form.kind for route in ROUTES[path] if route.form is not None)]  # noqa: UP007 - of a list
+
+
+def any_answer(schemas: Schemas) -> Json:
+    return {"type": ["array", "object"]}
+
+
+def answer_of(path: str) -> Shape:
+    """The type of a route's answer."""
+    answers = dict.fromkeys(answer for route in ROUTES[path] for answer in route.answers)
+    return Union[tuple(answers)] if answers else any_answer  # noqa: UP007 - of a list
+
+
+def _dialect(
+    path: str, id: str, tags: tuple[str, ...], tasks: tuple[str, ...], summary: str, *, title: str = "", **more: Any
+) -> Operation:
+    """An operation. A single example is ``example``."""
+    example = more.pop("example", None)
+    examples: Mapping[str, Json] = more.pop("examples", {title or summary: example})
+    more.setdefault("errors", FORMS.get(tags, ErrorForm.SHARED))
+    return Operation(
+        path=path,
+        id=id,
+        tags=tags,
+        tasks=tasks,
+        summary=summary,
+        body=body_of(path),
+        answer=answer_of(path),
+        examples=examples,
+        parameters=PARAMETERS,
+        **more,
+    )
+
+
+BY_KIND = _dialect(
+    "/",
+    "teiRoot",
+    TEI,
+    (),
+    "The route of the model's kind",
+    description="/embed, /embed_sparse, /similarity, /rerank or /predict. With parameters, every predictive task "
+    "answers in the format of transformers' pipelines, as huggingface_hub expects.",
+    examples={"inputs": {"inputs": FINE}, "with parameters": {"inputs": FINE, "parameters": {}}},
+)
+SCORE = _dialect("/score", "score", VLLM, RANKS, "Scores of pairs of texts", example=SCORED)
+CLASSIFY = _dialect(
+    "/classify", "classify", VLLM, CLASSIFIES, "The probabilities of all labels", example={"input": FINE}
+)
+POOLING = _dialect(
+    "/pooling",
+    "pooling",
+    VLLM,
+    (*EMBEDS, FeatureExtraction.name, *CLASSIFIES),
+    "Vectors of texts or tokens, or probabilities",
+    example={"input": FINE},
+)
+COHERE_EMBED = _dialect("/v1/embed", "v1Embed", RETRIEVAL, EMBEDS, "Vectors of texts, as in Cohere", example=COHERE)
+V1_EMBEDDINGS = EMBEDDINGS.at("/v1/embeddings", "v1Embeddings", examples={"embeddings": TEXTS})
+V1_RERANK = RERANK.at("/v1/rerank", "v1Rerank", examples={"documents": RANKING})
+OPERATIONS = (
+    BY_KIND,
+    _dialect(
+        "/embed",
+        "teiEmbed",
+        TEI,
+        EMBEDS,
+        "Vectors of texts",
+        examples={
+            "two texts": {"inputs": [FINE, RAIN]},
+            "one text": {"inputs": FINE, "truncate": True, "dimensions": 4},
+        },
+    ),
+    _dialect(
+        "/embed_all",
+        "teiEmbedAll",
+        TEI,
+        (*EMBEDS, FeatureExtraction.name),
+        "Vectors of tokens",
+        example={"inputs": FINE},
+    ),
+    _dialect(
+        "/embed_sparse",
+        "teiEmbedSparse",
+        TEI,
+        EMBEDS,
+        "Weights of tokens for each text",
+        description="The model needs sparse vectors.",
+        example={"inputs": FINE},
+    ),
+    _dialect(
+        "/similarity",
+        "teiSimilarity",
+        TEI,
+        EMBEDS,
+        "The similarity of sentences to a source",
+        example={"inputs": {"source_sentence": "A fine day.", "sentences": ["A sunny day.", "A red car."]}},
+    ),
+    _dialect(
+        "/predict",
+        "teiPredict",
+        TEI,
+        (*CLASSIFIES, *RANKS),
+        "All labels of a text or a pair",
+        examples={"one text": {"inputs": FINE}, "several": {"inputs": [[FINE], [RAIN, "It is wet."]]}},
+    ),
+    _dialect(
+        "/tokenize",
+        "teiTokenize",
+        ("TEI", "vLLM"),
+        (),
+        "The tokens of texts",
+        description="The fields choose the API. TEI's spans are in bytes of UTF-8.",
+        examples={"vLLM": {"prompt": FINE, "return_token_strs": True}, "TEI": {"inputs": FINE}},
+    ),
+    _dialect("/decode", "teiDecode", TEI, (), "The texts of token ids", example={"ids": [1, 2]}),
+    BY_KIND.at("/invocations", "teiInvocations"),
+    _dialect(
+        "/vertex",
+        "teiVertex",
+        TEI,
+        (),
+        "Several bodies, each by the model's kind",
+        example={"instances": [{"inputs": FINE}, {"inputs": RAIN}]},
+    ),
+    *(SCORE, SCORE.at("/v1/score", "v1Score")),
+    *(CLASSIFY, CLASSIFY.at("/v1/classify", "v1Classify")),
+    *(POOLING, POOLING.at("/v1/pooling", "v1Pooling")),
+    _dialect(
+        "/detokenize",
+        "detokenizeIds",
+        VLLM,
+        (),
+        "The text of token ids",
+        description="The text has special tokens.",
+        example={"tokens": [1, 2]},
+    ),
+    _dialect(
+        "/v1/completions/render",
+        "renderCompletions",
+        VLLM,
+        GENERATIVE,
+        "The token ids of prompts",
+        description="As in vLLM's render server. Further fields of completions become sampling_params; unknown fields "
+        "have no effect.",
+        example={"prompt": "The capital of france is"},
+        returns="A request for each prompt, in a list, for vLLM's /inference/v1/generate.",
+    ),
+    _dialect(
+        "/v1/chat/completions/render",
+        "renderChat",
+        VLLM,
+        GENERATIVE,
+        "The token ids of a chat",
+        description="As for prompts. The model needs a chat template.",
+        example={"messages": [{"role": "user", "content": "What is the capital of france?"}]},
+        returns="The request for vLLM's /inference/v1/generate.",
+    ),
+    _dialect(
+        "/generative_scoring",
+        "generativeScoring",
+        VLLM,
+        GENERATIVE,
+        "The probability of a token after each text",
+        description="The service needs the model's logits.",
+        example={"query": "Is this a city?", "items": ["Paris"], "label_token_ids": [1, 2]},
+    ),
+    COHERE_EMBED,
+    _dialect("/v2/embed", "v2Embed", RETRIEVAL, EMBEDS, "Vectors of texts, as in Cohere", example=COHERE),
+    _dialect(
+        "/v2/rerank",
+        "v2Rerank",
+        RETRIEVAL,
+        RANKS,
+        "Documents by their relevance for a query, as in Cohere",
+        example=RANKING,
+        returns="The positions of the documents as index, each with its relevance_score, best first.",
+    ),
+    _dialect(
+        "/v1/multi-vector",
+        "multiVector",
+        RETRIEVAL,
+        EMBEDS,
+        "Vectors of tokens, as in Jina",
+        description="The model needs vectors of tokens.",
+        example={"input": [FINE], "input_type": "document"},
+    ),
+    _dialect(
+        "/v1/contextualizedembeddings",
+        "contextualizedEmbeddings",
+        RETRIEVAL,
+        EMBEDS,
+        "Vectors of chunks in their documents, as in Voyage",
+        example={"inputs": [[FINE, "It is warm."]], "input_type": "document"},
+    ),
+    _dialect(
+        "/v1/ranking",
+        "ranking",
+        RETRIEVAL,
+        RANKS,
+        "The logits of passages for a query, as in NVIDIA NIM",
+        example={"query": {"text": "What do cats eat?"}, "passages": [{"text": "Cats eat fish."}]},
+    ),
+    *(V1_EMBEDDINGS.at("/embeddings", "embeddings"), V1_EMBEDDINGS),
+    V1_EMBEDDINGS.at("/infinity/embeddings", "infinityEmbeddings", summary="Vectors of texts, for Infinity's clients"),
+    V1_RERANK,
+    V1_RERANK.at(
+        "/infinity/rerank",
+        "infinityRerank",
+        summary="Documents by their relevance for a query, in Infinity's form",
+        answer=InfinityRerankResponse,
+        returns="The best document first. A document is a string.",
+    ),
+    _dialect(
+        "/rerank",
+        "rerank",
+        ("OpenAI", "TEI"),
+        RANKS,
+        "Texts by their relevance for a query",
+        description="The fields choose the API.",
+        examples={
+            "documents": RANKING,
+            "texts": {"query": "What do cats eat?", "texts": ["Paris is a city.", "Cats eat fish."]},
+        },
+        returns="The best one first.",
+    ),
+)
