@@ -21,6 +21,7 @@ Source: https://jcristharif.com/msgspec/ (structs, constraints, schema evolution
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -253,7 +254,8 @@ def unknown_fields(names: Sequence[str], known: Sequence[str], path: Path = ()) 
     return InvalidInput(path or "body", f"only the fields {fields}", got)
 
 
-def fields_of(kind: type[Struct]) -> dict[str, Any]:
+@cache
+def fields_of(kind: type[Struct]) -> Mapping[str, Any]:
     """The declarations of a type's fields by the names that clients send, in their order."""
     hints = get_type_hints(kind, include_extras=True)
     return {sent: hints[name] for name, sent in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)}
@@ -383,8 +385,9 @@ def _fault_of_object(value: Mapping[str, Json], kind: type[Struct], path: Path) 
     return InvalidInput(path or "body", "an object", describe(value))
 
 
-def _required(kind: type[Struct]) -> set[str]:
-    return {one.encode_name for one in struct_fields(kind) if one.required}
+@cache
+def _required(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(one.encode_name for one in struct_fields(kind) if one.required)
 
 
 def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta) -> FieldError:
