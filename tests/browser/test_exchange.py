@@ -70,6 +70,7 @@ def test_the_events_of_a_stream_are_shown(playground: Open) -> None:
     page.field("Prompt").fill("Hello world.")
     page.page.get_by_text("More sampling").click()
     page.field("Go on after its end").check()
+    page.field("New tokens at most").fill("250")  # so that it is still running when it is stopped
     page.page.locator("#run").click()
     page.page.locator("#body:not(:empty)").wait_for()
     page.page.locator("#stop").click()
