@@ -65,7 +65,7 @@ CASES: list[tuple[str, Any, int, str]] = [
     (f"{V2}/generate_stream", {"text_input": 7}, 400, "text_input"),
     (f"{V2}/generate", {"text_input": PROMPT, "structured_outputs": {"no": 1}}, 400, "structured_outputs.no"),
     (f"{V2}/generate", {"text_input": PROMPT, "parameters": {"structured_outputs": {"no": 1}}}, 400, NESTED),
-    ("/v2/repository/index", {"ready": 1}, 400, "body"),
+    ("/v2/repository/index", {"ready": 1}, 400, "ready"),
 ]
 
 
