@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.text_embedding import TextEmbedding
-from hf_transformer.types.fields import Body, Form, OpenBody, about
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, OpenBody, about, only
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, RequestBudget
 
@@ -31,6 +31,10 @@ TASKS: Mapping[str, tuple[str, ...]] = {
 """Tasks that each endpoint supports."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
 TEXT_OR_IDS = frozenset((str, list))
+
+
+Unused: TypeAlias = Annotated[str | None, NO_EFFECT]
+Priority: TypeAlias = Annotated[Json, only(0, because="the service has no priorities")]
 
 
 class ModelBody(Body, kw_only=True):

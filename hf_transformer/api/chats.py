@@ -65,7 +65,7 @@ class CalledFunction(OpenBody):
     arguments: Annotated[Json, about("An object, or its JSON text.", shown=(dict[str, Json], str))] = None
 
 
-class ToolCall(OpenBody, kw_only=True):
+class AssistantCall(OpenBody, kw_only=True):
     """The call of a tool in an assistant's message."""
 
     id: Annotated[Json, about("Name of the call, which the tool's message repeats.")] = None
@@ -83,7 +83,9 @@ class ChatMessage(OpenBody):
     content: Annotated[
         str | list[Json] | None, about(expected="a string or a list of parts", shown=(str, list[TextPart]))
     ] = None
-    tool_calls: Annotated[list[Json] | None, about("Calls of tools by the assistant.", shown=(list[ToolCall],))] = None
+    tool_calls: Annotated[
+        list[Json] | None, about("Calls of tools by the assistant.", shown=(list[AssistantCall],))
+    ] = None
     refusal: Annotated[str | None, about("The assistant's message, if it has no content.")] = None
     annotations: Annotated[Json, about("Without effect; empty unless the assistant's.", shown=(list[Json],))] = None
     cache_control: Annotated[CacheControl | None, NO_EFFECT, about(expected='{"type": "ephemeral"}')] = None
@@ -98,7 +100,7 @@ class OtherMessage(ChatMessage, forbid_unknown_fields=True):
     """A message of another role, whose unknown fields are refused."""
 
 
-TEXT_PART, REFUSAL_PART, TOOL_CALL = Form(TextPart), Form(RefusalPart), Form(ToolCall)
+TEXT_PART, REFUSAL_PART, TOOL_CALL = Form(TextPart), Form(RefusalPart), Form(AssistantCall)
 ASSISTANT_MESSAGE, OTHER_MESSAGE = Form(ChatMessage), Form(OtherMessage)
 Messages: TypeAlias = Annotated[
     Annotated[list[Json], Meta(min_length=1)],

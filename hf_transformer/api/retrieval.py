@@ -12,14 +12,14 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from hf_transformer.api.bodies import ModelBody, rename_fields
+from hf_transformer.api.bodies import ModelBody, Priority, Unused, rename_fields
 from hf_transformer.api.service import Model
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.parameters import input_type_of, prompt_for_purpose
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, Scale, TextEmbedding
-from hf_transformer.types.fields import NO_EFFECT, Natural, Positive, about, only
+from hf_transformer.types.fields import Natural, Positive, about, only
 from hf_transformer.types.request import Context, Json
 
 Truncate: TypeAlias = Annotated[
@@ -39,9 +39,7 @@ Purpose: TypeAlias = Annotated[
 EmbedDtype: TypeAlias = Annotated[Json, only("float32", because="base64 contains float32, or the precision's type")]
 Endianness: TypeAlias = Annotated[Json, only("native", "little", because="base64 contains little-endian numbers")]
 Padding: TypeAlias = Annotated[Json, only("do_not_pad", because="texts are padded with an attention mask")]
-Priority: TypeAlias = Annotated[Json, only(0, because="the service has no priorities")]
 SpecialTokens: TypeAlias = Annotated[Json, only(True, because="the service adds them (--disable_special_tokens)")]
-Unused: TypeAlias = Annotated[str | None, NO_EFFECT]
 
 TRUNCATES: Mapping[bool | str, dict[str, Json]] = {
     True: {"truncation": True},

@@ -25,9 +25,18 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
-from hf_transformer.tasks.declaration import Demo, Example, Schema, array
-from hf_transformer.tasks.embedding_schemas import INFO, INSTANCES
-from hf_transformer.tasks.embedding_schemas import PREDICTIONS as PREDICTION_SCHEMAS
+from hf_transformer.tasks.declaration import (
+    FULL_STRING,
+    NUMBER,
+    OPTIONAL_STRING,
+    STRING,
+    TEXT_SCHEMA,
+    Demo,
+    Example,
+    Schema,
+    array,
+    closed,
+)
 from hf_transformer.tasks.late_chunking import FORMS, SpannedItem, check_pooling, read_spanned
 from hf_transformer.tasks.long_texts import from_beginning, read_overflow, read_windows
 from hf_transformer.tasks.multi_vector import DOCUMENT
@@ -73,6 +82,48 @@ DENSE, SPARSE, MULTI_VECTOR = "dense", "sparse", "multi_vector"
 TOKEN_EMBEDDINGS = "token_embeddings"  # noqa: S105  # not a credential
 """A further value, as in sentence-transformers: the vectors that pooling reads, for models with dense vectors alone."""
 REPRESENTATION: Schema = {"type": "string", "enum": [DENSE, SPARSE, MULTI_VECTOR, TOKEN_EMBEDDINGS]}
+INDEX = {"type": "integer", "minimum": 0}
+DENSE_SCHEMA = {"description": "A vector.", **array(NUMBER)}
+VECTORS_SCHEMA = {"description": "A vector per token; for text_embedding.", **array(DENSE_SCHEMA)}
+SPARSE_SCHEMA = {
+    "description": "Weights of tokens of the vocabulary; for text_embedding.",
+    **closed(
+        ["indices", "values"],
+        indices={"description": "Ids of tokens in ascending order.", **array(INDEX)},
+        values=array(NUMBER),
+    ),
+}
+INSTANCE_SCHEMAS: tuple[Schema, ...] = (
+    TEXT_SCHEMA,
+    {
+        "description": "Token ids, with the special ones; for text_embedding.",
+        **closed(["token_ids"], token_ids=array(INDEX, minItems=1)),
+    },
+    {
+        "description": "A text in parts, or with spans in characters, for a vector of each (late chunking).",
+        "anyOf": [
+            closed(["chunks"], chunks=array(FULL_STRING, minItems=1)),
+            closed(["text", "spans"], text=STRING, spans=array(array(INDEX, minItems=2, maxItems=2), minItems=1)),
+        ],
+    },
+)
+PREDICTION_SCHEMAS: tuple[Schema, ...] = (
+    {**DENSE_SCHEMA, "minItems": 1, "description": "A vector; for text_embedding."},
+    VECTORS_SCHEMA,
+    SPARSE_SCHEMA,
+    {
+        "description": "The wanted representations; for text_embedding with representations.",
+        **closed(
+            dense=DENSE_SCHEMA, sparse=SPARSE_SCHEMA, multi_vector=VECTORS_SCHEMA, token_embeddings=VECTORS_SCHEMA
+        ),
+        "minProperties": 1,
+    },
+)
+INFO_SCHEMAS: Mapping[str, Schema] = {
+    "pooling": {**array(STRING), "description": "For text_embedding; empty without dense vectors."},
+    "prompts": {"type": "object", "additionalProperties": STRING, "description": "For text_embedding."},
+    "default_prompt_name": {**OPTIONAL_STRING, "description": "For text_embedding."},
+}
 PROMPTS = ("prompt", "prompt_name")
 OUTPUT = "sentence_embedding"
 CAT = "The cat sleeps on the sofa."
@@ -223,9 +274,9 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     )
     demo = Demo("minibert_mean", CAT)
     export_head = ENCODER
-    instance_schemas = INSTANCES
+    instance_schemas = INSTANCE_SCHEMAS
     prediction_schemas = PREDICTION_SCHEMAS
-    info_schemas = INFO
+    info_schemas = INFO_SCHEMAS
     available: tuple[str, ...] = (DENSE,)
     """The representations of the model, the default first."""
 

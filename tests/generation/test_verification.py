@@ -103,7 +103,7 @@ async def test_what_cannot_be_verified_is_refused_first(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def strict() -> AsyncIterator[ChildPool]:
-    async with ChildPool(1, seconds=0.5) as made:
+    async with ChildPool(1, seconds=0.3) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from hf_transformer.api.bodies import ModelBody, rename_fields
+from hf_transformer.api.bodies import ModelBody, Unused, rename_fields
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import typed_route
 from hf_transformer.api.documents import (
@@ -45,7 +45,6 @@ from hf_transformer.api.retrieval import (
     MaxTokens,
     Purpose,
     Truncate,
-    Unused,
     read_purpose,
     require_representation,
     unit_length,
@@ -62,7 +61,7 @@ from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
 VectorType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-Priority: TypeAlias = Annotated[Annotated[float, Meta(ge=0, le=999)] | None, NO_EFFECT]
+PriorityNumber: TypeAlias = Annotated[Annotated[float, Meta(ge=0, le=999)] | None, NO_EFFECT]
 STRING = frozenset((str,))
 BITS = 8
 """Components in a byte of binary and ubinary."""
@@ -78,7 +77,7 @@ class CohereEmbedRequest(ModelBody, kw_only=True):
     ] = None
     truncate: Annotated[Truncate, about("The end that is cut off a long text, or NONE to refuse it.")] = "END"
     images: Annotated[Json, only([], because="the model reads texts")] = None
-    priority: Priority = None
+    priority: PriorityNumber = None
 
 
 class CohereEmbedV2Request(CohereEmbedRequest):
@@ -99,7 +98,7 @@ class CohereRerankRequest(ModelBody):
         bool | None, about("The documents in the answer; without by default.", parameter="return_documents")
     ] = None
     user: Unused = None
-    priority: Priority = None
+    priority: PriorityNumber = None
 
 
 EMBED, EMBED_V2, RERANK = Form(CohereEmbedRequest), Form(CohereEmbedV2Request), Form(CohereRerankRequest)

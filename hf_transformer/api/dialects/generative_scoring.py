@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from hf_transformer.api.bodies import ModelBody
+from hf_transformer.api.bodies import ModelBody, Priority, Unused
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import listed
 from hf_transformer.api.errors import expect
@@ -29,7 +29,7 @@ from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.text_embedding import read_token_ids
-from hf_transformer.types.fields import NO_EFFECT, Form, Natural, about, only
+from hf_transformer.types.fields import Form, Natural, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Context, Json, RequestBudget
@@ -69,9 +69,9 @@ class ScoringRequest(ModelBody, kw_only=True):
     apply_softmax: Annotated[bool, about("Whether the labels share the probability, or the whole vocabulary.")] = True
     item_first: Annotated[bool, about("Whether an item precedes the query.")] = False
     add_special_tokens: Annotated[bool, about("Whether the query gets special tokens.")] = True
-    user: Annotated[str | None, NO_EFFECT] = None
-    request_id: Annotated[str | None, NO_EFFECT] = None
-    priority: Annotated[Json, only(0, because="the service has no priorities")] = None
+    user: Unused = None
+    request_id: Unused = None
+    priority: Priority = None
 
 
 FORM: Final = Form(ScoringRequest)

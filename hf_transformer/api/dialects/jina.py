@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from hf_transformer.api.bodies import TEXTS_OR_IDS, read_texts, usage
+from hf_transformer.api.bodies import TEXTS_OR_IDS, Unused, read_texts, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import typed_route
 from hf_transformer.api.documents import TextObject, VectorList, plain_texts, to_base64
@@ -21,7 +21,6 @@ from hf_transformer.api.retrieval import (
     LongTextBody,
     Precision,
     Purpose,
-    Unused,
     read_precision,
     read_purpose,
     read_truncation,

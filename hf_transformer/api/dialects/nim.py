@@ -14,14 +14,14 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from hf_transformer.api.bodies import ModelBody, Usage, rename_fields, usage
+from hf_transformer.api.bodies import ModelBody, Unused, Usage, rename_fields, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import typed_route
 from hf_transformer.api.documents import TextObject
 from hf_transformer.api.error_forms import render_detail
 from hf_transformer.api.errors import expect
 from hf_transformer.api.responses import reply_arrays
-from hf_transformer.api.retrieval import TRUNCATES, Truncate, Unused
+from hf_transformer.api.retrieval import TRUNCATES, Truncate
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path, describe
 from hf_transformer.tasks.rerank import Rerank

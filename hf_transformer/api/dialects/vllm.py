@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, read_texts, rename_fields
+from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, Priority, Unused, read_texts, rename_fields
 from hf_transformer.api.call import Call
 from hf_transformer.api.chat_tools import Tools
 from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
@@ -37,8 +37,6 @@ from hf_transformer.api.retrieval import (
     LongTextBody,
     Padding,
     PairBody,
-    Priority,
-    Unused,
     VectorBody,
     read_pair_options,
     read_truncation,

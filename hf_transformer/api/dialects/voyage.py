@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from hf_transformer.api.bodies import ModelBody, rename_fields
+from hf_transformer.api.bodies import ModelBody, Unused, rename_fields
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import typed_route
 from hf_transformer.api.documents import VectorList, to_base64
@@ -27,7 +27,6 @@ from hf_transformer.api.retrieval import (
     EncodingFormat,
     Precision,
     Purpose,
-    Unused,
     read_precision,
     read_purpose,
     require_representation,

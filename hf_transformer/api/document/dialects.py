@@ -8,24 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Union
 
+from hf_transformer.api.dialects.routes import PREDICTIVE
 from hf_transformer.api.document.openai import EMBEDDINGS, RANKING, RERANK, TEXTS
 from hf_transformer.api.document.operation import MODEL, ErrorForm, Operation, Shape
 from hf_transformer.api.document.schemas import Schemas
 from hf_transformer.api.openai.rerank import InfinityRerankResponse
 from hf_transformer.api.table import ROUTES
-from hf_transformer.generation.task import GENERATIVE
-from hf_transformer.tasks.feature_extraction import FeatureExtraction
-from hf_transformer.tasks.rerank import Rerank
-from hf_transformer.tasks.sequence_classification import SequenceClassification
-from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.request import Json
 
 PARAMETERS = ("Model", "RequestId", "TraceParent")
 FINE, RAIN = "What a fine day.", "Rain is falling."
 SCORED: Json = {"queries": "What do cats eat?", "documents": ["Paris is a city.", "Cats eat fish."]}
 COHERE: Json = {"model": MODEL, "texts": [FINE], "input_type": "search_query", "embedding_types": ["float"]}
-EMBEDS, RANKS = (TextEmbedding.name,), (Rerank.name,)
-CLASSIFIES = (SequenceClassification.name,)
 TEI, VLLM, RETRIEVAL = ("TEI",), ("vLLM",), ("Retrieval",)
 FORMS: Mapping[tuple[str, ...], ErrorForm] = {TEI: ErrorForm.TEI, VLLM: ErrorForm.OPENAI, RETRIEVAL: ErrorForm.MESSAGE}
 
@@ -45,9 +39,13 @@ def answer_of(path: str) -> Shape:
     return Union[tuple(answers)] if answers else any_answer  # noqa: UP007 - of a list
 
 
-def _dialect(
-    path: str, id: str, tags: tuple[str, ...], tasks: tuple[str, ...], summary: str, *, title: str = "", **more: Any
-) -> Operation:
+def tasks_of(path: str) -> tuple[str, ...]:
+    """The tasks of a route; empty if all predictive models answer there."""
+    tasks = tuple(dict.fromkeys(task for route in ROUTES[path] for task in route.tasks))
+    return () if set(PREDICTIVE) <= set(tasks) else tasks
+
+
+def _dialect(path: str, id: str, tags: tuple[str, ...], summary: str, *, title: str = "", **more: Any) -> Operation:
     """An operation. A single example is ``example``."""
     example = more.pop("example", None)
     examples: Mapping[str, Json] = more.pop("examples", {title or summary: example})
@@ -56,7 +54,7 @@ def _dialect(
         path=path,
         id=id,
         tags=tags,
-        tasks=tasks,
+        tasks=tasks_of(path),
         summary=summary,
         body=body_of(path),
         answer=answer_of(path),
@@ -70,25 +68,21 @@ BY_KIND = _dialect(
     "/",
     "teiRoot",
     TEI,
-    (),
     "The route of the model's kind",
     description="/embed, /embed_sparse, /similarity, /rerank or /predict. With parameters, every predictive task "
     "answers in the format of transformers' pipelines, as huggingface_hub expects.",
     examples={"inputs": {"inputs": FINE}, "with parameters": {"inputs": FINE, "parameters": {}}},
 )
-SCORE = _dialect("/score", "score", VLLM, RANKS, "Scores of pairs of texts", example=SCORED)
-CLASSIFY = _dialect(
-    "/classify", "classify", VLLM, CLASSIFIES, "The probabilities of all labels", example={"input": FINE}
-)
+SCORE = _dialect("/score", "score", VLLM, "Scores of pairs of texts", example=SCORED)
+CLASSIFY = _dialect("/classify", "classify", VLLM, "The probabilities of all labels", example={"input": FINE})
 POOLING = _dialect(
     "/pooling",
     "pooling",
     VLLM,
-    (*EMBEDS, FeatureExtraction.name, *CLASSIFIES),
     "Vectors of texts or tokens, or probabilities",
     example={"input": FINE},
 )
-COHERE_EMBED = _dialect("/v1/embed", "v1Embed", RETRIEVAL, EMBEDS, "Vectors of texts, as in Cohere", example=COHERE)
+COHERE_EMBED = _dialect("/v1/embed", "v1Embed", RETRIEVAL, "Vectors of texts, as in Cohere", example=COHERE)
 V1_EMBEDDINGS = EMBEDDINGS.at("/v1/embeddings", "v1Embeddings", examples={"embeddings": TEXTS})
 V1_RERANK = RERANK.at("/v1/rerank", "v1Rerank", examples={"documents": RANKING})
 OPERATIONS = (
@@ -97,7 +91,6 @@ OPERATIONS = (
         "/embed",
         "teiEmbed",
         TEI,
-        EMBEDS,
         "Vectors of texts",
         examples={
             "two texts": {"inputs": [FINE, RAIN]},
@@ -108,7 +101,6 @@ OPERATIONS = (
         "/embed_all",
         "teiEmbedAll",
         TEI,
-        (*EMBEDS, FeatureExtraction.name),
         "Vectors of tokens",
         example={"inputs": FINE},
     ),
@@ -116,7 +108,6 @@ OPERATIONS = (
         "/embed_sparse",
         "teiEmbedSparse",
         TEI,
-        EMBEDS,
         "Weights of tokens for each text",
         description="The model needs sparse vectors.",
         example={"inputs": FINE},
@@ -125,7 +116,6 @@ OPERATIONS = (
         "/similarity",
         "teiSimilarity",
         TEI,
-        EMBEDS,
         "The similarity of sentences to a source",
         example={"inputs": {"source_sentence": "A fine day.", "sentences": ["A sunny day.", "A red car."]}},
     ),
@@ -133,7 +123,6 @@ OPERATIONS = (
         "/predict",
         "teiPredict",
         TEI,
-        (*CLASSIFIES, *RANKS),
         "All labels of a text or a pair",
         examples={"one text": {"inputs": FINE}, "several": {"inputs": [[FINE], [RAIN, "It is wet."]]}},
     ),
@@ -141,18 +130,16 @@ OPERATIONS = (
         "/tokenize",
         "teiTokenize",
         ("TEI", "vLLM"),
-        (),
         "The tokens of texts",
         description="The fields choose the API. TEI's spans are in bytes of UTF-8.",
         examples={"vLLM": {"prompt": FINE, "return_token_strs": True}, "TEI": {"inputs": FINE}},
     ),
-    _dialect("/decode", "teiDecode", TEI, (), "The texts of token ids", example={"ids": [1, 2]}),
+    _dialect("/decode", "teiDecode", TEI, "The texts of token ids", example={"ids": [1, 2]}),
     BY_KIND.at("/invocations", "teiInvocations"),
     _dialect(
         "/vertex",
         "teiVertex",
         TEI,
-        (),
         "Several bodies, each by the model's kind",
         example={"instances": [{"inputs": FINE}, {"inputs": RAIN}]},
     ),
@@ -163,7 +150,6 @@ OPERATIONS = (
         "/detokenize",
         "detokenizeIds",
         VLLM,
-        (),
         "The text of token ids",
         description="The text has special tokens.",
         example={"tokens": [1, 2]},
@@ -172,7 +158,6 @@ OPERATIONS = (
         "/v1/completions/render",
         "renderCompletions",
         VLLM,
-        GENERATIVE,
         "The token ids of prompts",
         description="As in vLLM's render server. Further fields of completions become sampling_params; unknown fields "
         "have no effect.",
@@ -183,7 +168,6 @@ OPERATIONS = (
         "/v1/chat/completions/render",
         "renderChat",
         VLLM,
-        GENERATIVE,
         "The token ids of a chat",
         description="As for prompts. The model needs a chat template.",
         example={"messages": [{"role": "user", "content": "What is the capital of france?"}]},
@@ -193,18 +177,16 @@ OPERATIONS = (
         "/generative_scoring",
         "generativeScoring",
         VLLM,
-        GENERATIVE,
         "The probability of a token after each text",
         description="The service needs the model's logits.",
         example={"query": "Is this a city?", "items": ["Paris"], "label_token_ids": [1, 2]},
     ),
     COHERE_EMBED,
-    _dialect("/v2/embed", "v2Embed", RETRIEVAL, EMBEDS, "Vectors of texts, as in Cohere", example=COHERE),
+    _dialect("/v2/embed", "v2Embed", RETRIEVAL, "Vectors of texts, as in Cohere", example=COHERE),
     _dialect(
         "/v2/rerank",
         "v2Rerank",
         RETRIEVAL,
-        RANKS,
         "Documents by their relevance for a query, as in Cohere",
         example=RANKING,
         returns="The positions of the documents as index, each with its relevance_score, best first.",
@@ -213,7 +195,6 @@ OPERATIONS = (
         "/v1/multi-vector",
         "multiVector",
         RETRIEVAL,
-        EMBEDS,
         "Vectors of tokens, as in Jina",
         description="The model needs vectors of tokens.",
         example={"input": [FINE], "input_type": "document"},
@@ -222,7 +203,6 @@ OPERATIONS = (
         "/v1/contextualizedembeddings",
         "contextualizedEmbeddings",
         RETRIEVAL,
-        EMBEDS,
         "Vectors of chunks in their documents, as in Voyage",
         example={"inputs": [[FINE, "It is warm."]], "input_type": "document"},
     ),
@@ -230,7 +210,6 @@ OPERATIONS = (
         "/v1/ranking",
         "ranking",
         RETRIEVAL,
-        RANKS,
         "The logits of passages for a query, as in NVIDIA NIM",
         example={"query": {"text": "What do cats eat?"}, "passages": [{"text": "Cats eat fish."}]},
     ),
@@ -248,7 +227,6 @@ OPERATIONS = (
         "/rerank",
         "rerank",
         ("OpenAI", "TEI"),
-        RANKS,
         "Texts by their relevance for a query",
         description="The fields choose the API.",
         examples={

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from hf_transformer.api.bodies import TASKS
-from hf_transformer.api.document.kserve import OpenAIModel
 from hf_transformer.api.document.operation import EVENTS, MODEL, PREFIX, ErrorForm, Operation
-from hf_transformer.api.document.schemas import Answer, Schemas, events
+from hf_transformer.api.document.schemas import ClosedAnswer, Schemas, events
+from hf_transformer.api.document.v1 import OpenAIModel
 from hf_transformer.api.openai.answers import (
     RESPONSE_EVENTS,
     ChatChunk,
@@ -30,7 +30,7 @@ PROMPT = "The capital of france is"
 STREAMED = "With stream, server-sent events with a chunk each, and [DONE] at the end."
 
 
-class OpenAIModels(Answer):
+class OpenAIModels(ClosedAnswer):
     object: Literal["list"]
     data: list[OpenAIModel]
 

@@ -1,7 +1,6 @@
 """Operations of the HTTP APIs as data: path, method, body, answers, statuses, tasks.
 
-The tables of operations (kserve.py, openai.py, dialects.py, service.py) give the application its paths, and
-/openapi.json its content.
+The tables of operations (table.py lists them) give the application its paths, and /openapi.json its content.
 """
 
 from __future__ import annotations

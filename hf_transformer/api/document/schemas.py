@@ -14,7 +14,7 @@ from hf_transformer.types.fields import json_schemas
 from hf_transformer.types.request import Json
 
 
-class Answer(Struct, forbid_unknown_fields=True):
+class ClosedAnswer(Struct, forbid_unknown_fields=True):
     """An answer, or a part of one. Handlers build answers as dicts; the types are for the document."""
 
 

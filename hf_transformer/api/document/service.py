@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET
 
 from hf_transformer.api.document.operation import PREFIX, ErrorForm, Maybe, Operation
-from hf_transformer.api.document.schemas import Answer, Schemas
+from hf_transformer.api.document.schemas import ClosedAnswer, Schemas
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.types.fields import about
@@ -19,29 +19,29 @@ SAME = about("The same as in error, at paths that several APIs share.")
 # Errors
 
 
-class ErrorAnswer(Answer):
+class ErrorAnswer(ClosedAnswer):
     error: str
 
 
-class OpenAIErrorDetails(Answer):
+class OpenAIErrorDetails(ClosedAnswer):
     message: str
     type: str
     param: Annotated[str | None, about("The path of the field.")]
     code: str | None
 
 
-class OpenAIErrorAnswer(Answer):
+class OpenAIErrorAnswer(ClosedAnswer):
     error: OpenAIErrorDetails
     message: Annotated[Maybe[str], SAME] = UNSET
     detail: Annotated[Maybe[str], SAME] = UNSET
 
 
-class TeiErrorAnswer(Answer):
+class TeiErrorAnswer(ClosedAnswer):
     error: str
     error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
 
 
-class MessageErrorAnswer(Answer):
+class MessageErrorAnswer(ClosedAnswer):
     """An error of Cohere; of Jina, Voyage and NVIDIA NIM with further fields."""
 
     message: str
@@ -86,11 +86,11 @@ RETRIED = (429, 503)
 # Answers
 
 
-class Alive(Answer):
+class Alive(ClosedAnswer):
     status: Literal["alive"]
 
 
-class Links(Answer):
+class Links(ClosedAnswer):
     """Pages of the service by path, and the address of its documentation."""
 
     health: str
@@ -98,7 +98,7 @@ class Links(Answer):
     documentation: Maybe[str] = UNSET
 
 
-class ModelState(Answer, kw_only=True):
+class ModelState(ClosedAnswer, kw_only=True):
     name: str
     task: Annotated[Maybe[str], about("The task of a loaded model.")] = UNSET
     purpose: Annotated[Maybe[str], about("The task in a few words.")] = UNSET
@@ -123,7 +123,7 @@ class ModelState(Answer, kw_only=True):
     adapters: Maybe[list[str]] = UNSET
 
 
-class ModelStates(Answer, kw_only=True):
+class ModelStates(ClosedAnswer, kw_only=True):
     """The states of all models."""
 
     version: str
@@ -135,16 +135,16 @@ class ModelStates(Answer, kw_only=True):
     links: Links
 
 
-class EmbeddingType(Answer):
+class EmbeddingType(ClosedAnswer):
     pooling: Maybe[Literal["cls", "mean", "last_token", "splade"]] = UNSET
 
 
-class LabelsType(Answer):
+class LabelsType(ClosedAnswer):
     id2label: dict[str, str]
     label2id: dict[str, int]
 
 
-class ModelType(Answer):
+class ModelType(ClosedAnswer):
     embedding: Maybe[EmbeddingType] = UNSET
     reranker: Maybe[LabelsType] = UNSET
     classifier: Maybe[LabelsType] = UNSET

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from hf_transformer.api.document import dialects, kserve, openai, service
+from hf_transformer.api.document import dialects, openai, service, tokenization, v1, v2
 from hf_transformer.api.document.operation import PREFIX, Operation
 
 OPERATIONS: tuple[Operation, ...] = (
-    *kserve.OPERATIONS,
+    *v1.OPERATIONS,
+    *tokenization.OPERATIONS,
+    *v2.OPERATIONS,
     *openai.OPERATIONS,
     *service.OPERATIONS,
     *dialects.OPERATIONS,

@@ -158,7 +158,7 @@ class FunctionPiece(Body):
     name: str | UnsetType = UNSET
 
 
-class CallPiece(Body):
+class CallChunk(Body):
     """A piece of a call; the first one has the id."""
 
     index: int
@@ -172,7 +172,7 @@ class ChatDelta(Body):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: list[CallPiece] | UnsetType = UNSET
+    tool_calls: list[CallChunk] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Body):

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from hf_transformer.api.bodies import TASKS, TEXTS_OR_IDS, Usage, read_body, read_texts, rename_fields, usage
+from hf_transformer.api.bodies import TASKS, TEXTS_OR_IDS, Unused, Usage, read_body, read_texts, rename_fields, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.documents import SINGLE_INPUT, TextObject, plain_texts, to_base64
 from hf_transformer.api.responses import reply_arrays
@@ -30,7 +30,6 @@ from hf_transformer.api.retrieval import (
     MaxTokens,
     Precision,
     PromptName,
-    Unused,
     VectorBody,
     read_precision,
     read_purpose,

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 import orjson
 from msgspec import Meta
 
-from hf_transformer.api.bodies import CHOSEN
+from hf_transformer.api.bodies import CHOSEN, Priority, Unused
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.large_json import write_in_steps
 from hf_transformer.api.responses import reply
@@ -56,7 +56,6 @@ class StreamOptions(Body):
     ] = None
 
 
-ClientText: TypeAlias = Annotated[str | None, NO_EFFECT]
 Metadata: TypeAlias = Annotated[
     Annotated[
         dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -80,13 +79,13 @@ class GenerationBody(SamplingFields):
     guided_grammar: Annotated[Json, GUIDE, about(shown=(str,))] = None
     stream: Annotated[bool | None, about("Whether to answer in pieces.", schema={"default": False})] = None
     stream_options: Annotated[dict[str, Json] | None, about("The chunks of a stream.", shown=(StreamOptions,))] = None
-    user: ClientText = None
-    safety_identifier: ClientText = None
-    prompt_cache_key: ClientText = None
-    prompt_cache_retention: ClientText = None
+    user: Unused = None
+    safety_identifier: Unused = None
+    prompt_cache_key: Unused = None
+    prompt_cache_retention: Unused = None
     metadata: Metadata = None
     service_tier: Annotated[Json, only("auto", "default", because="the service has one tier")] = None
-    priority: Annotated[Json, only(0, because="the service has no priorities")] = None
+    priority: Priority = None
 
     def constraints(self) -> dict[str, Json]:
         named = {name: getattr(self, name) for name in (STRUCTURED, *GUIDED)}
