@@ -45,6 +45,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what was imported, a million objects, out of every garbage collection, of which some tests need many."""
+    """Excludes the million objects of imported modules from garbage collection, which some tests run often."""
     gc.collect()
     gc.freeze()

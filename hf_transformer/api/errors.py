@@ -61,8 +61,8 @@ def expect_items(value: Json, path: Path | str, expected: str) -> list[Json]:
 
 def expect_types(items: list[Json], types: Set[type], path: Path | str, expected: str) -> set[type]:
     """Returns the types of the items of the list ``path``. Raises InvalidInput for the first item of another type."""
-    found = set(map(type, items))
-    if not found <= types:
+    present = set(map(type, items))
+    if not present <= types:
         index = next(index for index, item in enumerate(items) if type(item) not in types)
         raise InvalidInput((*((path,) if isinstance(path, str) else path), index), expected, describe(items[index]))
-    return found
+    return present

@@ -17,7 +17,7 @@ from hf_transformer.api.service import Model
 from hf_transformer.core.pipeline import PredictivePipeline
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.options import MAX_PROMPT_LENGTH
-from hf_transformer.tasks.parameters import input_type_of, prompt_for_purpose
+from hf_transformer.tasks.purposes import input_type_of, prompt_for_purpose
 from hf_transformer.tasks.text_embedding import DENSE, MULTI_VECTOR, SPARSE, Scale, TextEmbedding
 from hf_transformer.types.fields import Natural, Positive, about, only
 from hf_transformer.types.request import Context, Json

@@ -80,9 +80,9 @@ class Admission:
         if self.tokens + self.reserved_tokens >= self._max_tokens:
             self.require_tokens()
 
-    def require_tokens(self, own: int = 0) -> None:
-        """Raises TooManyRequests, and counts the refusal, if no token remains besides those of a request's ``own``."""
-        tokens = self.tokens + self.reserved_tokens - own
+    def require_tokens(self, held: int = 0) -> None:
+        """Raises TooManyRequests, and counts the refusal, if no token remains besides those ``held`` by a request."""
+        tokens = self.tokens + self.reserved_tokens - held
         if tokens >= self._max_tokens:
             self._refused.add(1, "tokens")
             raise TooManyRequests(

@@ -105,10 +105,7 @@ def read_sampling(
         put("max_tokens", tokens)
     if (minimum := fields.min_tokens) is not None:
         if tokens is not None and minimum > tokens:
-            default = "the default number of new tokens"
-            source = default if fields.max_tokens is None else names.get("max_tokens", "max_tokens")
-            path = ("parameters", names.get("min_tokens", "min_tokens"))
-            raise InvalidInput(path, f"at most {tokens} ({source})", str(minimum))
+            raise _too_many_tokens(minimum, tokens, fields, names)
         put("min_tokens", minimum)
     for field in NUMBERS:
         value, neutral = getattr(fields, field), getattr(NEUTRAL, field)
@@ -130,12 +127,8 @@ def read_sampling(
         put("ignore_eos", fields.ignore_eos)
     if fields.stop is not None:
         put("stop", (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop))
-    if (ids := fields.stop_token_ids) is not None:
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                path = ("parameters", names.get("stop_token_ids", "stop_token_ids"))
-                raise InvalidInput(path, f"token ids from 0 to {vocab_size - 1}", str(token))
-        put("stop_token_ids", tuple(ids))
+    if fields.stop_token_ids is not None:
+        put("stop_token_ids", _in_vocabulary(fields.stop_token_ids, vocab_size, names))
     if n is not None:
         put("n", n)
     if logprobs is not None:
@@ -159,6 +152,22 @@ def read_sampling(
     return Sampling(**values, names=sources)
 
 
+def _too_many_tokens(minimum: int, tokens: int, fields: SamplingFields, names: Mapping[str, str]) -> InvalidInput:
+    default = "the default number of new tokens"
+    source = default if fields.max_tokens is None else names.get("max_tokens", "max_tokens")
+    path = ("parameters", names.get("min_tokens", "min_tokens"))
+    return InvalidInput(path, f"at most {tokens} ({source})", str(minimum))
+
+
+def _in_vocabulary(ids: Sequence[int], vocab_size: int, names: Mapping[str, str]) -> tuple[int, ...]:
+    """Returns stop tokens. Raises InvalidInput for an id outside the vocabulary."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            path = ("parameters", names.get("stop_token_ids", "stop_token_ids"))
+            raise InvalidInput(path, f"token ids from 0 to {vocab_size - 1}", str(token))
+    return tuple(ids)
+
+
 def _by_id(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     """Returns biases by token id. Token ids are strings in requests, because JSON keys are strings."""
     for key in biases:
@@ -170,13 +179,13 @@ def _by_id(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
 
 
 def _read_structured(
-    fields: Mapping[str, Json], other: Named[Constraint] | None, max_bytes: int
+    fields: Mapping[str, Json], from_api: Named[Constraint] | None, max_bytes: int
 ) -> tuple[Constraint, str]:
     """Returns the constraint of fields by name, with the name of the first one. Raises InvalidInput if there is another
     constraint."""
     first = next(iter(fields))
-    if other is not None:
-        got = f"another one in {show_path(other[1])}"
+    if from_api is not None:
+        got = f"another one in {show_path(from_api[1])}"
         raise InvalidInput(("parameters", first), "one constraint in a request", got)
     constraints = []
     for name, value in fields.items():

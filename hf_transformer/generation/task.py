@@ -62,33 +62,33 @@ class TextGeneration(Servable):
         """Parses the parameters into a request without prompts. Raises InvalidInput or TooLarge."""
         return self.convert(FORM.read(parameters, path=("parameters",)), FORM.aliases(parameters))
 
-    def convert(self, given: TextGenerationParameters, names: Mapping[str, str]) -> GenerationRequest:
+    def convert(self, request: TextGenerationParameters, names: Mapping[str, str]) -> GenerationRequest:
         """Converts parameters to a request without prompts. ``names`` are the client's names, where these differ.
 
         Raises:
             InvalidInput, TooLarge: parameters contradict each other, or the vocabulary.
         """
-        defaults, echo = self.settings.generation, given.return_full_text
+        defaults, echo = self.settings.generation, request.return_full_text
         if echo is None:
             echo = defaults.return_full_text and self.knows_full_text
         if echo and not self.knows_full_text:
             hint = f"{self.name} returns the new text alone"
             raise InvalidInput(("parameters", "return_full_text"), "false", "true", hint)
-        if given.max_tokens is not None and given.max_length is not None:
+        if request.max_tokens is not None and request.max_length is not None:
             expected = f"either max_length or {names.get('max_tokens', 'max_tokens')}"
             raise InvalidInput(("parameters", "max_length"), expected, "both")
         sampling = read_sampling(
-            given,
+            request,
             defaults,
             self.settings.vocabulary.vocab_size,
             names=names,
-            n=given.n,
-            do_sample=given.do_sample,
+            n=request.n,
+            do_sample=request.do_sample,
             max_schema_bytes=defaults.max_schema_bytes,
         )
-        if given.max_length is not None:
+        if request.max_length is not None:
             sampling = replace(sampling, names={**sampling.names, "max_length": "max_length"})
-        max_length = None if given.max_tokens is not None else given.max_length or defaults.max_length
+        max_length = None if request.max_tokens is not None else request.max_length or defaults.max_length
         return GenerationRequest(prompts=(), sampling=sampling, echo=echo, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:

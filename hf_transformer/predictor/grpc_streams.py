@@ -1,8 +1,8 @@
 """Streamed gRPC calls: a reader of HTTP/2 for all streams of a connection, without a task or a thread for each.
 
 h2 keeps the state of HTTP/2: settings, headers, resets, pings. DATA frames, which carry the tokens, never reach it:
-they are split here, with the flow control of what is received (RFC 9113, 5.2 and 6.1). GOAWAY is read here, too, since
-h2 treats it as the end, while gRPC servers finish the streams that they have accepted.
+this module splits them and controls the flow of received data (RFC 9113, 5.2 and 6.1). It also reads GOAWAY: h2 ends
+the connection there, but gRPC servers first finish the streams that they have accepted.
 
 A stream's unread messages take at most MAX_UNREAD_BYTES, then the server gets no further credit.
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_UNREAD_BYTES: Final = 2**18
 """Complete, unread messages of a stream, beyond which its server may send no more."""
 WINDOW_BYTES: Final = 2**17
-"""What a server may send on a stream ahead of our credit."""
+"""Bytes that a server may send on a stream ahead of credit."""
 CONNECTION_WINDOW_BYTES: Final = 2**24
 MAX_FRAME_BYTES: Final = 2**14
 """The largest frame that we accept, HTTP/2's default."""
@@ -261,7 +261,7 @@ class StreamConnection(asyncio.Protocol):
         self.lost: asyncio.Future[None] | None = None
         self._on_retire, self._on_lost = on_retire, on_lost
         self._transport: asyncio.Transport | None = None
-        # metadata_of has checked what is sent, so h2 need not do it again.
+        # metadata_of has already checked the headers.
         config = h2.config.H2Configuration(header_encoding=None, validate_outbound_headers=False)
         self._h2 = h2.connection.H2Connection(config)
         ours, codes = self._h2.local_settings, h2.settings.SettingCodes

@@ -122,20 +122,20 @@ class BiEncoderRerank(Rerank):
         return type(self)(self.settings, embedding.with_max_length(length))
 
     def options(self, parameters: Mapping[str, Json]) -> BiEncoderOptions:
-        given, present = self.read(BiEncoderParameters, parameters)
+        request, present = self.read(BiEncoderParameters, parameters)
         own = {name: parameters[name] for name in OF_EMBEDDING if name in present}
         query, document = (
             self._limited(self._embedding.options({**own, "input_type": kind}), most)
-            for kind, most in (("query", given.max_tokens_per_query), ("document", given.max_tokens_per_doc))
+            for kind, most in (("query", request.max_tokens_per_query), ("document", request.max_tokens_per_doc))
         )
         if len(document.representations) > 1:
             got = ", ".join(document.representations)
             raise InvalidInput(("parameters", "representations"), "one representation to compare", got)
         return BiEncoderOptions(
-            output_format=given.output_format,
-            top_n=given.top_n,
-            return_documents=given.return_documents,
-            raw_scores=given.raw_scores,
+            output_format=request.output_format,
+            top_n=request.top_n,
+            return_documents=request.return_documents,
+            raw_scores=request.raw_scores,
             prompt="",
             overflow=document.overflow,
             tokenization=self._embedding.tokenization(document),

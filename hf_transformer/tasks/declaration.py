@@ -1,4 +1,4 @@
-"""What a task declares for commands and pages: requests to try, the demo's model, the export's head, its schemas."""
+"""Declarations of a task for commands and pages: requests to try, the demo's model, the export's head, its schemas."""
 
 from __future__ import annotations
 

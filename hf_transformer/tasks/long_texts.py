@@ -28,11 +28,11 @@ def read_truncation(given: Lengths, settings: TaskSettings) -> Overflow:
     return read_overflow(given, "error" if settings.on_overflow == "error" else "truncate")
 
 
-def read_tokenization(given: Lengths, base: Tokenization = PLAIN) -> Tokenization:
+def read_tokenization(request: Lengths, base: Tokenization = PLAIN) -> Tokenization:
     """Adds the request's ``truncation_side`` and ``max_tokens`` to the task's tokenization options."""
-    if given.truncation_side is not None:
-        base = replace(base, truncation_side=given.truncation_side)
-    return base if given.max_tokens is None else replace(base, max_length=given.max_tokens)
+    if request.truncation_side is not None:
+        base = replace(base, truncation_side=request.truncation_side)
+    return base if request.max_tokens is None else replace(base, max_length=request.max_tokens)
 
 
 def from_beginning(tokenization: Tokenization) -> Tokenization:
@@ -53,7 +53,7 @@ class WindowLengths(Lengths, Protocol):
 
 
 def read_windows(
-    given: WindowLengths,
+    request: WindowLengths,
     present: Set[str],
     settings: TaskSettings,
     overflow: Overflow,
@@ -71,9 +71,9 @@ def read_windows(
     Raises:
         InvalidInput: a parameter of windows in a request without windows.
     """
-    options = read_tokenization(given, base)
+    options = read_tokenization(request, base)
     if overflow == "window":
-        stride = default_stride(given, settings) if given.stride is None else given.stride
+        stride = default_stride(request, settings) if request.stride is None else request.stride
         return replace(options, windows=True, stride=stride, fit_stride=fit_stride, max_windows_each=most)
     if not present.isdisjoint(WINDOWS):
         name = next(name for name in WINDOWS if name in present)

@@ -170,7 +170,7 @@ class FormParameters(Protocol):
     return_raw_logits: RawLogits
 
 
-def read_form(given: FormParameters, present: Set[str], pipeline_only: Sequence[str] = ()) -> Form:
+def read_form(request: FormParameters, present: Set[str], pipeline_only: Sequence[str] = ()) -> Form:
     """Determines the form from ``output_format``, ``return_probabilities`` and ``return_raw_logits``.
 
     Args:
@@ -179,7 +179,7 @@ def read_form(given: FormParameters, present: Set[str], pipeline_only: Sequence[
     Raises:
         InvalidInput: parameters contradict each other, or don't apply to the format.
     """
-    probabilities, raw_logits = given.return_probabilities, given.return_raw_logits
+    probabilities, raw_logits = request.return_probabilities, request.return_raw_logits
     # Either parameter of a request overrides the service's flag for the other parameter.
     if "return_raw_logits" in present and raw_logits and "return_probabilities" not in present:
         probabilities = False
@@ -187,7 +187,7 @@ def read_form(given: FormParameters, present: Set[str], pipeline_only: Sequence[
         raw_logits = False
     if probabilities and raw_logits:
         raise InvalidInput(("parameters", "return_raw_logits"), "return_probabilities or return_raw_logits", "both")
-    output_format = given.output_format
+    output_format = request.output_format
     for name in LOGITS if output_format == PIPELINE else pipeline_only:
         if name in present:
             needed = "kserve" if output_format == PIPELINE else PIPELINE

@@ -183,19 +183,19 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         return {"question": "Where is it?", "context": text}
 
     def options(self, parameters: Mapping[str, Json]) -> QuestionAnsweringOptions:
-        given, present = self.read(QuestionAnsweringParameters, parameters)
+        request, present = self.read(QuestionAnsweringParameters, parameters)
         # Windows are the pipeline's default.
-        overflow = read_overflow(given, "error" if self.settings.on_overflow == "error" else "window")
+        overflow = read_overflow(request, "error" if self.settings.on_overflow == "error" else "window")
         longest = self.settings.max_length
         max_seq_len = min(longest, MAX_SEQ_LEN) if overflow == "window" else longest
         if one_of(present, "max_seq_len", "max_tokens") == "max_tokens":
-            max_seq_len = min(given.max_tokens or longest, longest)
-        elif given.max_seq_len is not None:
-            max_seq_len = given.max_seq_len
+            max_seq_len = min(request.max_tokens or longest, longest)
+        elif request.max_seq_len is not None:
+            max_seq_len = request.max_seq_len
         if max_seq_len > longest:
             expected = f"at most {longest}, the model's length in tokens"
             raise InvalidInput(("parameters", "max_seq_len"), expected, str(max_seq_len))
-        doc_stride = self._stride(given, present, max_seq_len, overflow)
+        doc_stride = self._stride(request, present, max_seq_len, overflow)
         tokenization = Tokenization(
             detail=True,
             windows=overflow == "window",
@@ -204,24 +204,24 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             only_first=not self._question_first,
         )
         return QuestionAnsweringOptions(
-            top_k=given.top_k,
-            max_answer_len=given.max_answer_len,
-            handle_impossible_answer=given.handle_impossible_answer,
-            align_to_words=given.align_to_words,
+            top_k=request.top_k,
+            max_answer_len=request.max_answer_len,
+            handle_impossible_answer=request.handle_impossible_answer,
+            align_to_words=request.align_to_words,
             max_seq_len=max_seq_len,
             doc_stride=doc_stride,
             overflow=overflow,
-            tokenization=replace(read_tokenization(given, tokenization), max_length=max_seq_len),
+            tokenization=replace(read_tokenization(request, tokenization), max_length=max_seq_len),
         )
 
     def _stride(
-        self, given: QuestionAnsweringParameters, present: Set[str], max_seq_len: int, overflow: Overflow
+        self, request: QuestionAnsweringParameters, present: Set[str], max_seq_len: int, overflow: Overflow
     ) -> int | None:
         name = one_of(present, "doc_stride", "stride")
         if name is None:
             stride = self.settings.stride
         elif overflow == "window":
-            stride = given.stride if name == "stride" else given.doc_stride
+            stride = request.stride if name == "stride" else request.doc_stride
         else:
             hint = "leave truncation out, and start the service without --on_overflow=error"
             raise InvalidInput(("parameters", name), "no value without windows", hint=hint)

@@ -182,36 +182,36 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return {"reranker": tei_labels((score_label(self.settings.model_config),))}
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
-        (given, present), files = self.read(RerankParameters, parameters), self.settings.cross_encoder
-        prompt = read_prompt(given.prompt, given.prompt_name, files.prompts, files.default_prompt_name)
-        overflow, most = read_overflow(given, self.settings.on_overflow), given.max_chunks_per_doc
-        pairs = self._pairs(given, overflow)
+        (request, present), files = self.read(RerankParameters, parameters), self.settings.cross_encoder
+        prompt = read_prompt(request.prompt, request.prompt_name, files.prompts, files.default_prompt_name)
+        overflow, most = read_overflow(request, self.settings.on_overflow), request.max_chunks_per_doc
+        pairs = self._pairs(request, overflow)
         return RerankOptions(
-            output_format=given.output_format,
-            top_n=given.top_n,
-            return_documents=given.return_documents,
-            raw_scores=given.raw_scores,
+            output_format=request.output_format,
+            top_n=request.top_n,
+            return_documents=request.return_documents,
+            raw_scores=request.raw_scores,
             prompt=prompt,
             overflow=overflow,
-            tokenization=read_windows(given, present, self.settings, overflow, pairs, most=most),
-            window_score=given.window_score,
-            instruction=self._instruction(given, present, prompt),
-            query_tokens=given.max_tokens_per_query,
+            tokenization=read_windows(request, present, self.settings, overflow, pairs, most=most),
+            window_score=request.window_score,
+            instruction=self._instruction(request, present, prompt),
+            query_tokens=request.max_tokens_per_query,
         )
 
-    def _pairs(self, given: RerankParameters, overflow: Overflow) -> Tokenization:
+    def _pairs(self, request: RerankParameters, overflow: Overflow) -> Tokenization:
         """Reads the tokenization of pairs. With a template the first text is more than the query, and is never cut."""
-        pairs = pair_tokenization(given, overflow)
+        pairs = pair_tokenization(request, overflow)
         if self._template is None:
             return pairs
         return replace(pairs, only_second=True, max_each=(NO_MAXIMUM, *pairs.max_each[1:]) if pairs.max_each else ())
 
-    def _instruction(self, given: RerankParameters, present: Set[str], prompt: str) -> str | None:
+    def _instruction(self, request: RerankParameters, present: Set[str], prompt: str) -> str | None:
         """Reads ``instruction``. In a model with a template, prompts are instructions, as in sentence-transformers 6.
 
         Raises InvalidInput for a model without instructions, or an instruction and a prompt.
         """
-        instruction, template = given.instruction, self._template
+        instruction, template = request.instruction, self._template
         names = [name for name in ("instruction", "prompt", "prompt_name") if name in present]
         if instruction is not None and len(names) > 1:
             raise InvalidInput(("parameters", "instruction"), f"instruction or {names[1]}", "both")
@@ -286,10 +286,12 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return answers
 
 
-def pair_tokenization(given: RerankParameters, overflow: Overflow) -> Tokenization:
+def pair_tokenization(request: RerankParameters, overflow: Overflow) -> Tokenization:
     """The tokenization of a query and a text: windows and ``truncate_document`` cut only the text."""
-    base = ONLY_TEXT if given.truncate_document or overflow == "window" else PLAIN
-    most = tuple(NO_MAXIMUM if one is None else one for one in (given.max_tokens_per_query, given.max_tokens_per_doc))
+    base = ONLY_TEXT if request.truncate_document or overflow == "window" else PLAIN
+    most = tuple(
+        NO_MAXIMUM if one is None else one for one in (request.max_tokens_per_query, request.max_tokens_per_doc)
+    )
     return replace(base, max_each=most) if min(most) < NO_MAXIMUM else base
 
 

@@ -155,14 +155,14 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         return {"classifier": tei_labels(self.labels)}
 
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
-        given, present = self.read(SequenceClassificationParameters, parameters)
-        form = read_form(given, present, PIPELINE_PARAMETERS)
+        request, present = self.read(SequenceClassificationParameters, parameters)
+        form = read_form(request, present, PIPELINE_PARAMETERS)
         if form == "probabilities" and self.function == "none":
             expected, hint = "no value for a regression model", "return_raw_logits gives its values"
             raise InvalidInput(("parameters", "return_probabilities"), expected, hint=hint)
-        overflow = read_overflow(given, self.settings.on_overflow)
-        tokenization = read_windows(given, present, self.settings, overflow, PLAIN, most=given.max_chunks_per_doc)
-        top_k: int | None = given.top_k
+        overflow = read_overflow(request, self.settings.on_overflow)
+        tokenization = read_windows(request, present, self.settings, overflow, PLAIN, most=request.max_chunks_per_doc)
+        top_k: int | None = request.top_k
         if "top_k" in parameters and parameters["top_k"] is None:
             # null means all labels, as in transformers.
             if form != "pipeline":
@@ -170,11 +170,11 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             top_k = None
         return SequenceClassificationOptions(
             form,
-            self.function if given.function_to_apply == "default" else given.function_to_apply,
+            self.function if request.function_to_apply == "default" else request.function_to_apply,
             top_k,
             overflow,
             tokenization,
-            given.window_score if tokenization.windows else None,
+            request.window_score if tokenization.windows else None,
         )
 
     def item(self, instance: Json, path: Path, options: SequenceClassificationOptions) -> TextInput:

@@ -52,7 +52,6 @@ from hf_transformer.tasks.options import (
     read_prompt,
     read_strings,
 )
-from hf_transformer.tasks.parameters import typed_prompt
 from hf_transformer.tasks.pooling import (
     DEFAULT_HIDDEN_SIZE,
     ENCODER,
@@ -63,6 +62,7 @@ from hf_transformer.tasks.pooling import (
     span_means,
     unit,
 )
+from hf_transformer.tasks.purposes import typed_prompt
 from hf_transformer.tasks.quantization import BITS, BYTES, DATATYPES, quantize
 from hf_transformer.tasks.sparse import Weights
 from hf_transformer.tasks.tensors import FREE, json_tensor
@@ -316,36 +316,36 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         files, scale = self._files, parameters.get("normalize")
         if isinstance(scale, Scale):
             parameters = {**parameters, "normalize": None}
-        given, present = self.read(TextEmbeddingParameters, parameters)
-        scale = scale if isinstance(scale, Scale) else given.normalize
-        dimensions = files.truncate_dim if given.dimensions is None else given.dimensions
-        overflow = read_overflow(given, self.settings.on_overflow)
-        tokenization = read_windows(given, present, self.settings, overflow, PLAIN, fit_stride=False)
+        request, present = self.read(TextEmbeddingParameters, parameters)
+        scale = scale if isinstance(scale, Scale) else request.normalize
+        dimensions = files.truncate_dim if request.dimensions is None else request.dimensions
+        overflow = read_overflow(request, self.settings.on_overflow)
+        tokenization = read_windows(request, present, self.settings, overflow, PLAIN, fit_stride=False)
         prompt_from = next((name for name in ("input_type", "prompt", "prompt_name") if name in present), None)
-        if given.input_type is not None and (other := next((name for name in PROMPTS if name in present), None)):
+        if request.input_type is not None and (other := next((name for name in PROMPTS if name in present), None)):
             expected = f"input_type or {other}"
             raise InvalidInput(("parameters", "input_type"), expected, "both", "each chooses the prompt")
-        input_type = given.input_type or (DOCUMENT if files.late_interaction else "")
+        input_type = request.input_type or (DOCUMENT if files.late_interaction else "")
         if input_type and prompt_from in (None, "input_type"):
             prompt = typed_prompt(files.prompts, input_type)
         else:
-            prompt = read_prompt(given.prompt, given.prompt_name, files.prompts, files.default_prompt_name)
+            prompt = read_prompt(request.prompt, request.prompt_name, files.prompts, files.default_prompt_name)
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
-        wanted, named = self._read_representations(given.representations)
-        self._check_precision(given, present, wanted, scale)
+        wanted, named = self._read_representations(request.representations)
+        self._check_precision(request, present, wanted, scale)
         return TextEmbeddingOptions(
             prompt,
             prompt_from if prompt else None,
             (skip, 0) if skip and overflow == "window" else (skip,),
-            "after" if given.precision in BYTES else self._when_to_normalize(scale),
+            "after" if request.precision in BYTES else self._when_to_normalize(scale),
             dimensions,
-            given.dimensions is not None,
+            request.dimensions is not None,
             overflow,
             tokenization,
             wanted,
             named,
-            given.precision,
-            given.binary_zero,
+            request.precision,
+            request.binary_zero,
             input_type,
             None if scale is Scale.DENSE else scale,
         )
@@ -364,10 +364,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     @staticmethod
     def _check_precision(
-        given: TextEmbeddingParameters, present: Set[str], wanted: Sequence[str], scale: bool | Scale | None
+        request: TextEmbeddingParameters, present: Set[str], wanted: Sequence[str], scale: bool | Scale | None
     ) -> None:
         """Raises InvalidInput for parameters without effect on the wanted representations or the precision."""
-        precision = given.precision
+        precision = request.precision
         if wanted in ((SPARSE,), (TOKEN_EMBEDDINGS,)):
             for name in ("dimensions", "precision"):
                 if name in present and (name == "dimensions" or precision != "float32"):

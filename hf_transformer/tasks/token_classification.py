@@ -256,15 +256,18 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return {"labels": labels, "aggregation_strategy": given.aggregation_strategy}
 
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
-        (given, present), settings = self.read(TokenClassificationParameters, parameters), self.settings
-        form = read_form(given, present, PIPELINE_PARAMETERS)
-        if given.stride is not None and given.truncation is not None:
+        (request, present), settings = self.read(TokenClassificationParameters, parameters), self.settings
+        form = read_form(request, present, PIPELINE_PARAMETERS)
+        if request.stride is not None and request.truncation is not None:
             expected = "stride, which asks for windows, or truncation"
             raise InvalidInput(("parameters", "stride"), expected, "both")
-        strategy, ignore = given.aggregation_strategy, read_strings("ignore_labels", given.ignore_labels, empty=True)
-        overflow = read_overflow(given, settings.on_overflow if given.stride is None else "window")
-        stride = default_stride(given, settings) if given.stride is None else given.stride
-        offsets = given.return_offsets_mapping
+        strategy, ignore = (
+            request.aggregation_strategy,
+            read_strings("ignore_labels", request.ignore_labels, empty=True),
+        )
+        overflow = read_overflow(request, settings.on_overflow if request.stride is None else "window")
+        stride = default_stride(request, settings) if request.stride is None else request.stride
+        offsets = request.return_offsets_mapping
         detail = DETAIL if form == "pipeline" or offsets else PLAIN
         base = Tokenization(detail=True, windows=True, stride=stride) if overflow == "window" else detail
         return TokenClassificationOptions(
@@ -272,10 +275,10 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             overflow=overflow,
             stride=stride,
             offsets=offsets,
-            tokenization=read_tokenization(given, base),
+            tokenization=read_tokenization(request, base),
             strategy=strategy,
             ignored=self._ignored[strategy] if ignore is None else self._labels.ignored(set(ignore), strategy),
-            delimiter=_read_delimiter(given.delimiter),
+            delimiter=_read_delimiter(request.delimiter),
         )
 
     def item(self, instance: Json, path: Path, options: TokenClassificationOptions) -> Sentence:

@@ -154,17 +154,17 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
         return {"sequence": text, "candidate_labels": ["science", "music", "politics"]}
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
-        given, present = self.read(ZeroShotParameters, parameters)
-        template, labels = given.hypothesis_template, given.candidate_labels
-        overflow = read_overflow(given, self.settings.on_overflow)
-        most = given.max_chunks_per_doc
+        request, present = self.read(ZeroShotParameters, parameters)
+        template, labels = request.hypothesis_template, request.candidate_labels
+        overflow = read_overflow(request, self.settings.on_overflow)
+        most = request.max_chunks_per_doc
         return ZeroShotOptions(
             labels=None if labels is None else read_candidate_labels(labels, ("parameters",)),
             template=split_template(DEFAULT_TEMPLATE if template is None else template),
-            multi_label=given.multi_label,
+            multi_label=request.multi_label,
             overflow=overflow,
-            tokenization=read_windows(given, present, self.settings, overflow, TRUNCATE_SEQUENCE, most=most),
-            window_score=given.window_score,
+            tokenization=read_windows(request, present, self.settings, overflow, TRUNCATE_SEQUENCE, most=most),
+            window_score=request.window_score,
         )
 
     def item(self, instance: Json, path: Path, options: ZeroShotOptions) -> ZeroShotItem:

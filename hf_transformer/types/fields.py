@@ -278,11 +278,11 @@ def json_schemas(kinds: Iterable[Any]) -> tuple[list[dict[str, Json]], dict[str,
     for (struct, name), extra in extras.items():
         properties = components[struct.__name__]["properties"]
         if types := extra.get("shown"):
-            said = {key: properties[name][key] for key in ("description", "default") if key in properties[name]}
+            kept = {key: properties[name][key] for key in ("description", "default") if key in properties[name]}
             values = [next(shown_schemas) for _ in types]
-            if "default" in said:
+            if "default" in kept:
                 values.append({"type": "null"})
-            properties[name] = said | (values[0] if len(values) == 1 else {"anyOf": values})
+            properties[name] = kept | (values[0] if len(values) == 1 else {"anyOf": values})
         elif struct in kinds and properties[name].get("default") is not None:  # null counts as absent
             properties[name] = _or_null(properties[name])
         if "default" in extra:
@@ -299,18 +299,18 @@ def _or_null(schema: dict[str, Json]) -> dict[str, Json]:
     return said | {"anyOf": [*(values["anyOf"] if values.keys() == {"anyOf"} else [values]), {"type": "null"}]}
 
 
-def _structs(declared: Any, found: set[type[Struct]]) -> set[type[Struct]]:
+def _structs(declared: Any, structs: set[type[Struct]]) -> set[type[Struct]]:
     """Adds all structs in a declaration and in its fields."""
     if _is_struct(declared):
-        if declared not in found:
-            found.add(declared)
+        if declared not in structs:
+            structs.add(declared)
             for part in fields_of(declared).values():
                 for one in (part, *(_meta(part).extra or {}).get("shown", ())):
-                    _structs(one, found)
+                    _structs(one, structs)
     else:
         for part in get_args(declared):
-            _structs(part, found)
-    return found
+            _structs(part, structs)
+    return structs
 
 
 # Faults
@@ -332,17 +332,17 @@ def find_fault(value: Json, declared: Any, path: Path) -> FieldError:
 def _fault(value: Json, declared: Any, path: Path, meta: Meta) -> FieldError:
     """See ``find_fault``. ``meta`` says more about the field than its type."""
     if _is_annotated(declared):
-        inner, said = get_args(declared)[0], _merged([meta, _meta(declared)])
-        too_large = _exceeds(value, said)
+        inner, merged = get_args(declared)[0], _merged([meta, _meta(declared)])
+        too_large = _exceeds(value, merged)
         # Lists are counted before their elements are read. If the value fits, only the limits are not met.
         if (too_large and isinstance(value, list)) or _fits(value, inner):
-            expected, got = _limit(inner, said, value)
+            expected, got = _limit(inner, merged, value)
             if too_large:
-                extra = said.extra or {}
+                extra = merged.extra or {}
                 kind = TooLarge if "limits" in extra else InvalidInput
                 return kind(path or "body", expected, got, extra.get("hint", ""))
-            return _refused(path, said, expected, got, EmptyList if value == [] else InvalidInput)
-        return _fault(value, inner, path, said)
+            return _refused(path, merged, expected, got, EmptyList if value == [] else InvalidInput)
+        return _fault(value, inner, path, merged)
     members = _members(declared)
     if len(members) > 1:
         return _fault_of_union(value, members, path, meta)
@@ -392,19 +392,19 @@ def _required(kind: type[Struct]) -> frozenset[str]:
 
 def _fault_of_union(value: Json, members: Sequence[Any], path: Path, meta: Meta) -> FieldError:
     """The error of the member that has the value's form; of the union, if none or several have it."""
-    structs = [one for one in members if _is_struct(one)]
+    structs = [member for member in members if _is_struct(member)]
     if isinstance(value, dict) and len(structs) > 1 and (tag := structs[0].__struct_config__.tag_field):
-        tags = {one.__struct_config__.tag: one for one in structs}
+        tags = {member.__struct_config__.tag: member for member in structs}
         name = value.get(tag)
         if isinstance(name, str) and name in tags:
             return _fault_of_object(value, tags[name], path)
         got = "nothing" if name is None else describe(name, quote=True)
         hint = (meta.extra or {}).get("hint", "")
         return InvalidInput((*path, tag), f"one of {', '.join(map(str, tags))}", got, hint)
-    alike = [one for one in members if _has_form(value, one)]
+    alike = [member for member in members if _has_form(value, member)]
     if len(alike) == 1:
         return _fault(value, alike[0], path, meta)
-    quote = any(get_origin(_bare(one)) is Literal for one in members)
+    quote = any(get_origin(_bare(member)) is Literal for member in members)
     return _refused(path, meta, " or ".join(dict.fromkeys(map(phrase, members))), describe(value, quote=quote))
 
 
@@ -498,7 +498,7 @@ def _bare(declared: Any) -> Any:
 
 
 def _meta(declared: Any) -> Meta:
-    """What the annotations of a field say together."""
+    """The annotations of a field, merged."""
     return _merged([one for one in get_args(declared)[1:] if isinstance(one, Meta)] if _is_annotated(declared) else [])
 
 

@@ -153,10 +153,6 @@ class ListHead(Struct):
     usage: ListUsage
 
 
-class ItemList(ListHead):
-    data: list[dict[str, Json]]
-
-
 async def listed(
     service: Service, call: Call, prefix: str, data: Sequence[Json], tokens: int, new_tokens: int = 0
 ) -> Response:

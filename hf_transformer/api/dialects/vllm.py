@@ -115,7 +115,7 @@ async def score(service: Service, call: Call, model: Model, body: ScoreRequest) 
         raise InvalidInput(second, f"one text for each of the {len(firsts)} in {first}", str(len(seconds)))
 
     # The queries of the task's instances are the first side, their texts the second.
-    index, place = (EACH, 0) if len(firsts) > 1 else (0, EACH)
+    index, text_index = (EACH, 0) if len(firsts) > 1 else (0, EACH)
     text: Path = (second,) if second in single else (second, EACH)
     texts = text if len(firsts) > 1 else (second,)
     rename_fields(
@@ -124,7 +124,7 @@ async def score(service: Service, call: Call, model: Model, body: ScoreRequest) 
             ("instances", index): texts,
             ("instances", index, "query"): (first,) if first in single else (first, index),
             ("instances", index, "texts"): texts,
-            ("instances", index, "texts", place): text,
+            ("instances", index, "texts", text_index): text,
         },
     )
     options: dict[str, Json] = {"output_format": "kserve", **SCORE.options(body), **read_pair_options(body)}

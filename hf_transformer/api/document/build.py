@@ -55,7 +55,7 @@ TEXT: Json = {"type": "string"}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a document depends on.
+    """The models and settings on which a document depends.
 
     Attributes:
         names: the names of the models; ``all_names`` with aliases and adapters.
@@ -122,27 +122,27 @@ class _Builder:
         named: dict[str, Json] = self._named(document)
         return named
 
-    def _operation(self, one: Operation) -> dict[str, Json]:
-        examples = one.examples(self._schemas) if callable(one.examples) else one.examples
+    def _operation(self, operation: Operation) -> dict[str, Json]:
+        examples = operation.examples(self._schemas) if callable(operation.examples) else operation.examples
         body: dict[str, Json] = {}
-        if one.method == "post":
-            contents = {JSON: one.body, **one.other_bodies}
+        if operation.method == "post":
+            contents = {JSON: operation.body, **operation.other_bodies}
             body["requestBody"] = {
-                **({"description": one.body_description} if one.body_description else {}),
-                "required": one.body_is_required,
+                **({"description": operation.body_description} if operation.body_description else {}),
+                "required": operation.body_is_required,
                 "content": {kind: self._content(shape, examples, kind) for kind, shape in contents.items()},
             }
-        needs = f"Needs a model for {_either(one.tasks)}; another one is a 400." if one.tasks else ""
-        description = " ".join(filter(None, (needs, one.description)))
+        needs = f"Needs a model for {_either(operation.tasks)}; another one is a 400." if operation.tasks else ""
+        description = " ".join(filter(None, (needs, operation.description)))
         return {
-            "operationId": one.id,
-            "summary": one.summary,
+            "operationId": operation.id,
+            "summary": operation.summary,
             **({"description": description} if description else {}),
-            "tags": [*one.tags],
-            **({"security": []} if one.is_open else {}),
-            "parameters": [self._parameter(name) for name in self._parameters_of(one)],
+            "tags": [*operation.tags],
+            **({"security": []} if operation.is_open else {}),
+            "parameters": [self._parameter(name) for name in self._parameters_of(operation)],
             **body,
-            "responses": self._responses_of(one, {} if body else examples),
+            "responses": self._responses_of(operation, {} if body else examples),
         }
 
     def _parameters_of(self, one: Operation) -> list[str]:
@@ -192,29 +192,29 @@ class _Builder:
         }
         return known[name]
 
-    def _responses_of(self, one: Operation, examples: Mapping[str, Json]) -> dict[str, Json]:
-        contents = {} if one.answer is None else {JSON: one.answer}
-        others = {kind: shape for kind, shape in one.other_answers.items() if self._answers(kind)}
-        headers = [*(["X-Request-Id"] if one.parameters and one.method == "post" else [])]
-        headers += ["X-Ignored-Parameters"] if one.notes_ignored else []
-        found: dict[str, Json] = {"200": {"description": one.returns, **self._headed(headers)}}
-        if contents or others:
-            found["200"]["content"] = {
+    def _responses_of(self, operation: Operation, examples: Mapping[str, Json]) -> dict[str, Json]:
+        contents = {} if operation.answer is None else {JSON: operation.answer}
+        more_contents = {kind: shape for kind, shape in operation.other_answers.items() if self._answers(kind)}
+        headers = [*(["X-Request-Id"] if operation.parameters and operation.method == "post" else [])]
+        headers += ["X-Ignored-Parameters"] if operation.notes_ignored else []
+        responses: dict[str, Json] = {"200": {"description": operation.returns, **self._headed(headers)}}
+        if contents or more_contents:
+            responses["200"]["content"] = {
                 kind: self._content(shape, examples, kind, closed=True)
-                for kind, shape in {**contents, **others}.items()
+                for kind, shape in {**contents, **more_contents}.items()
             }
-        statuses = set(one.statuses) - (set() if self._about.keys else {401})
+        statuses = set(operation.statuses) - (set() if self._about.keys else {401})
         for status in sorted(statuses):
-            found[str(status)] = self._failure(one.errors, status)
-        if one.not_ready is not None and one.not_ready is ERROR_TYPES[ErrorForm.SERVICE]:
-            found["503"] = self._failure(one.errors, 503)
-        elif one.not_ready is not None:
-            found["503"] = {
+            responses[str(status)] = self._failure(operation.errors, status)
+        if operation.not_ready is not None and operation.not_ready is ERROR_TYPES[ErrorForm.SERVICE]:
+            responses["503"] = self._failure(operation.errors, 503)
+        elif operation.not_ready is not None:
+            responses["503"] = {
                 "description": "Not ready, with the reason.",
                 **self._headed(["Retry-After"]),
-                "content": {JSON: {"schema": self._schemas.of(one.not_ready)}},
+                "content": {JSON: {"schema": self._schemas.of(operation.not_ready)}},
             }
-        return found
+        return responses
 
     def _answers(self, kind: str) -> bool:
         """Whether the served tasks have answers of a content type."""

@@ -23,12 +23,9 @@ from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.types.fields import NO_EFFECT, Natural, OpenBody, Positive, about, json_schemas
 from hf_transformer.types.request import Json
 
-BY_NAME = "#/components/schemas/"
 V1 = ("V1",)
 CONTEXT = ("RequestId", "TraceParent")
-LISTED = about("Another name of instances.")
 Some = Meta(min_length=1)
-NonEmptyText = Annotated[str, Some]
 Span = Annotated[list[int], Meta(min_length=2, max_length=2)]
 
 

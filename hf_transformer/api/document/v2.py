@@ -269,7 +269,7 @@ def output_name(schemas: Schemas) -> Json:
 
 def v2_parameters(schemas: Schemas) -> Json:
     def make() -> Json:
-        own: dict[str, Json] = {
+        common: dict[str, Json] = {
             **properties_of(TritonParameters),
             "binary_data_output": {"type": ["boolean", "null"], "description": "Whether all outputs are binary."},
             "parameters": {
@@ -278,9 +278,9 @@ def v2_parameters(schemas: Schemas) -> Json:
             },
         }
         known = [parameter_schemas(task.options_type) for task in schemas.tasks]
-        forms = [{"type": "object", "properties": {**own, **one}} for one in known]
+        forms = [{"type": "object", "properties": {**common, **one}} for one in known]
         if schemas.generates:
-            forms.append({"type": "object", "properties": {**properties_of(BackendParameters), **own}})
+            forms.append({"type": "object", "properties": {**properties_of(BackendParameters), **common}})
         return {
             "description": "Parameters of the task and of the protocol. Others have no effect, and stand in "
             "X-Ignored-Parameters.",
@@ -350,7 +350,7 @@ def raw(schemas: Schemas) -> Json:
 
 def v2_examples(schemas: Schemas) -> dict[str, Json]:
     """The examples whose instances the task's tensors can have."""
-    found: dict[str, Json] = {}
+    examples: dict[str, Json] = {}
     for task, example in task_examples(schemas):
         first = task.fields[0].name
         names = {name for field in task.fields for name in (field.name, *field.other_names)}
@@ -358,24 +358,24 @@ def v2_examples(schemas: Schemas) -> dict[str, Json]:
         rows = [{first: instance} if isinstance(instance, str) else instance for instance in instances]
         if "stream" not in parameters and all(row.keys() == rows[0].keys() <= names for row in rows):
             inputs = [tensor(name, [row[name] for row in rows]) for name in rows[0]]
-            found[schemas.title(task, example.summary)] = {
+            examples[schemas.title(task, example.summary)] = {
                 "inputs": inputs,
                 **({"parameters": parameters} if parameters else {}),
             }
         if task.switched_on_by and example is task.examples[0]:
             outputs = [{"name": "output-0"}, *({"name": name} for name in task.switched_on_by)]
-            found["with the characters of each token"] = {
+            examples["with the characters of each token"] = {
                 "inputs": [tensor(first, ["Anna lives in Berlin."])],
                 "outputs": outputs,
             }
     if schemas.generates:
-        found["tensors of Triton's vLLM backend"] = {
+        examples["tensors of Triton's vLLM backend"] = {
             "inputs": [
                 tensor("text_input", ["The capital of france is"]),
                 tensor("sampling_parameters", ['{"max_tokens": 8}']),
             ]
         }
-    return found
+    return examples
 
 
 def tensor(name: str, column: list[Json]) -> dict[str, Json]:
