@@ -394,15 +394,15 @@ class PriceRuns:
             systems[name] = lambda service=service: through(service, load)  # type: ignore[misc]
         if protocol == "gRPC":
             systems[RAW] = lambda: raw(predictor.grpc_address, load)
-        found = self._medians(systems)
-        columns = [f"{found[name].cpu:.0f}" if name in found else "" for name in (*versions, RAW)]
+        measured = self._medians(systems)
+        columns = [f"{measured[name].cpu:.0f}" if name in measured else "" for name in (*versions, RAW)]
         page.row(protocol, load.streams, *columns)
         where = f"{protocol}, {load.arrivals}, {load.streams} streams"
         if protocol == "REST" and load.arrivals == "steps":
-            page.goal(f"{where}: µs per token", found[OURS].cpu, MAX_REST_US)
+            page.goal(f"{where}: µs per token", measured[OURS].cpu, MAX_REST_US)
         for name in versions:
             if name != OURS and protocol == "gRPC":
-                page.goal(f"{where}: over {name}", found[OURS].cpu / found[name].cpu, MAX_RATIO)
+                page.goal(f"{where}: over {name}", measured[OURS].cpu / measured[name].cpu, MAX_RATIO)
 
     def once(self, page: PricePage) -> None:
         """Tokens per second if the predictor sends all tokens of a request at once."""

@@ -15,7 +15,7 @@ from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.text_embedding import TextEmbedding
-from hf_transformer.types.fields import NO_EFFECT, Body, Form, OpenBody, about, only
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, NonEmpty, OpenBody, about, only
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, RequestBudget
 
@@ -33,6 +33,14 @@ TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of su
 TEXT_OR_IDS = frozenset((str, list))
 
 
+Prompts: TypeAlias = Annotated[
+    Json,
+    about(
+        "A prompt, its token ids, or a list of prompts.",
+        expected=TEXTS_OR_IDS,
+        shown=(str, NonEmpty[Natural], NonEmpty[str | NonEmpty[Natural]]),
+    ),
+]
 Unused: TypeAlias = Annotated[str | None, NO_EFFECT]
 Priority: TypeAlias = Annotated[Json, only(0, because="the service has no priorities")]
 

@@ -164,6 +164,8 @@ async def render_prompt(
 
 
 Documents: TypeAlias = Annotated[list[dict[str, Json]] | None, about("Documents, for templates that read them.")]
+GenerationPrompt: TypeAlias = Annotated[bool, about("Whether the prompt ends with the start of an answer.")]
+FinalMessage: TypeAlias = Annotated[bool, about("Whether the prompt ends within the last message.")]
 ReasoningEffort: TypeAlias = Annotated[str | None, about("Variable of the template that also sets enable_thinking.")]
 OwnTemplate: TypeAlias = Annotated[
     Json, only(because="the service renders only templates of its operator"), about("Refused: a template.")

@@ -18,16 +18,19 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import orjson
 from msgspec import field
 
-from hf_transformer.api.bodies import (
-    TEXTS_OR_IDS,
-    OpenModelBody,
-    choose_model,
-    read_declared,
-    read_texts,
-)
+from hf_transformer.api.bodies import OpenModelBody, Prompts, choose_model, read_declared, read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.chat_tools import Tools
-from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
+from hf_transformer.api.chats import (
+    Documents,
+    FinalMessage,
+    GenerationPrompt,
+    Messages,
+    OwnTemplate,
+    ReasoningEffort,
+    TemplateVariables,
+    render_chat,
+)
 from hf_transformer.api.dialects.routes import DialectRoute
 from hf_transformer.api.error_forms import render_error
 from hf_transformer.api.errors import expect
@@ -37,7 +40,7 @@ from hf_transformer.api.tokenize import check_ids, off_loop
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, Path, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import GENERATIVE
-from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, NonEmpty, about
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, TOP_LEVEL
 from hf_transformer.types.request import Json
@@ -119,14 +122,7 @@ class RenderBody(SamplingParamsFields):
 class RenderCompletionRequest(RenderBody, kw_only=True):
     """A body of completions."""
 
-    prompt: Annotated[
-        Json,
-        about(
-            "A prompt, its token ids, or a list of prompts.",
-            expected=TEXTS_OR_IDS,
-            shown=(str, NonEmpty[Natural], NonEmpty[str | NonEmpty[Natural]]),
-        ),
-    ]
+    prompt: Prompts
     logprobs: Annotated[int | None, about("Likeliest tokens beside each token.")] = None
 
 
@@ -138,8 +134,8 @@ class RenderChatRequest(RenderBody, kw_only=True):
     documents: Documents = None
     chat_template: OwnTemplate = None
     chat_template_kwargs: TemplateVariables = None
-    add_generation_prompt: Annotated[bool, about("Whether the prompt ends with the start of an answer.")] = True
-    continue_final_message: Annotated[bool, about("Whether the prompt ends within the last message.")] = False
+    add_generation_prompt: GenerationPrompt = True
+    continue_final_message: FinalMessage = False
     reasoning_effort: ReasoningEffort = None
     max_completion_tokens: Annotated[int | None, about("The same as max_tokens, which it precedes.")] = None
     logprobs: Annotated[bool, about("Whether tokens have log probabilities.")] = False

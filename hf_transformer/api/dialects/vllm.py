@@ -23,7 +23,16 @@ from msgspec import Struct
 from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, Priority, Unused, read_texts, rename_fields
 from hf_transformer.api.call import Call
 from hf_transformer.api.chat_tools import Tools
-from hf_transformer.api.chats import Documents, Messages, OwnTemplate, ReasoningEffort, TemplateVariables, render_chat
+from hf_transformer.api.chats import (
+    Documents,
+    FinalMessage,
+    GenerationPrompt,
+    Messages,
+    OwnTemplate,
+    ReasoningEffort,
+    TemplateVariables,
+    render_chat,
+)
 from hf_transformer.api.dialects import generative_scoring
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Kind, ListHead, TypedHandler, listed, typed_route
 from hf_transformer.api.documents import SINGLE_INPUT, Document, read_document, read_documents, to_base64
@@ -297,8 +306,8 @@ class TokenizeChatRequest(TokenizerBody):
     documents: Documents = None
     chat_template: OwnTemplate = None
     chat_template_kwargs: TemplateVariables = None
-    add_generation_prompt: Annotated[bool, about("Whether the prompt ends with the start of an answer.")] = True
-    continue_final_message: Annotated[bool, about("Whether the prompt ends within the last message.")] = False
+    add_generation_prompt: GenerationPrompt = True
+    continue_final_message: FinalMessage = False
     reasoning_effort: ReasoningEffort = None
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import orjson
 
-from hf_transformer.api.bodies import TEXTS_OR_IDS, choose_model, read_declared, read_texts
+from hf_transformer.api.bodies import Prompts, choose_model, read_declared, read_texts
 from hf_transformer.api.call import Call
 from hf_transformer.api.openai.generation import (
     DEFAULTS,
@@ -34,7 +34,7 @@ from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.task import GENERATIVE, TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.text_embedding import read_token_ids
-from hf_transformer.types.fields import Form, Natural, NonEmpty, Positive, about, only
+from hf_transformer.types.fields import Form, Natural, Positive, about, only
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
 from hf_transformer.types.tokenization import TokenIds
@@ -48,14 +48,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(ChoicesBody, kw_only=True):
     """A request for completions."""
 
-    prompt: Annotated[
-        Json,
-        about(
-            "A prompt, its token ids, or a list of prompts.",
-            expected=TEXTS_OR_IDS,
-            shown=(str, NonEmpty[Natural], NonEmpty[str | NonEmpty[Natural]]),
-        ),
-    ]
+    prompt: Prompts
     max_tokens: Annotated[Natural | None, about("Maximum number of new tokens of a text; 0 needs echo.")] = None
     logprobs: TopTokens = None
     echo: Annotated[bool | None, about("Whether the text includes the prompt.", schema={"default": False})] = None

@@ -1,4 +1,4 @@
-"""What a document says, one short line for each statement, with references resolved and words left out.
+"""Statements of a document, one short line each, with references resolved and without words.
 
     POST /embed, body.inputs: type string
     POST /embed, body.inputs[]: type integer, minimum 0
@@ -42,77 +42,77 @@ def _facts(document: Mapping[str, Any]) -> Iterator[str]:
                 yield from _operation(place, {**item[method], "shared": shared}, document)
 
 
-def _operation(place: str, operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{place}: {operation['operationId']}, {_text(operation['tags'])}, security {operation.get('security')}"
+def _operation(path: str, operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{path}: {operation['operationId']}, {_text(operation['tags'])}, security {operation.get('security')}"
     for parameter in [*operation["shared"], *operation.get("parameters", [])]:
         known = _resolved(parameter, document)
-        at = f"{place}, {known['in']} {known['name']}"
+        at = f"{path}, {known['in']} {known['name']}"
         yield f"{at}: required {known.get('required', False)}"
         yield from _schema(at, known["schema"], document, ())
     if body := operation.get("requestBody"):
-        yield f"{place}, body: required {body.get('required', False)}"
-        yield from _contents(f"{place}, body", body["content"], document)
+        yield f"{path}, body: required {body.get('required', False)}"
+        yield from _contents(f"{path}, body", body["content"], document)
     for status, response in operation["responses"].items():
         known = _resolved(response, document)
-        at = f"{place}, {status}"
+        at = f"{path}, {status}"
         yield at
         yield from (f"{at}: header {name}" for name in known.get("headers", {}))
         yield from _contents(at, known.get("content", {}), document)
 
 
-def _contents(place: str, contents: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
+def _contents(path: str, contents: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
     for kind, content in contents.items():
-        yield f"{place}: content {kind}"
-        at = place if kind == "application/json" else f"{place} {kind}"
+        yield f"{path}: content {kind}"
+        at = path if kind == "application/json" else f"{path} {kind}"
         yield from (f"{at}: example {_text(one['value'])}" for one in content.get("examples", {}).values())
         yield from _schema(at, content.get("schema", {}), document, ())
 
 
-def _schema(place: str, schema: Any, document: Mapping[str, Any], inside: tuple[str, ...]) -> Iterator[str]:
+def _schema(path: str, schema: Any, document: Mapping[str, Any], inside: tuple[str, ...]) -> Iterator[str]:
     if isinstance(schema, bool):
-        yield f"{place}: {'any value' if schema else 'refused'}"
+        yield f"{path}: {'any value' if schema else 'refused'}"
         return
     while (reference := schema.get("$ref")) is not None:
         if reference in inside:
             return
         inside = (*inside, reference)
         schema = {**_resolved({"$ref": reference}, document), **{k: v for k, v in schema.items() if k != "$ref"}}
-    beside = {name: schema[name] for name in LIMITS if name in schema}
+    rest = {name: schema[name] for name in LIMITS if name in schema}
     for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         if set(one) == {"required"}:
-            yield f"{place}: one of the forms has {_text(one['required'])}"
+            yield f"{path}: one of the forms has {_text(one['required'])}"
         else:
-            yield from _schema(place, {**beside, **one} if "$ref" not in one else one, document, inside)
+            yield from _schema(path, {**rest, **one} if "$ref" not in one else one, document, inside)
     if "default" in schema and schema["default"] is not None:
-        yield f"{place}: default {_text(schema['default'])}"
+        yield f"{path}: default {_text(schema['default'])}"
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
-        yield from (f"{place}: value {_text(value)}" for value in values)
+        yield from (f"{path}: value {_text(value)}" for value in values)
         return
     kinds = schema.get("type", [])
     limits = {name: schema[name] for name in LIMITS if name in schema}
     for kind in [kinds] if isinstance(kinds, str) else kinds:
         if kind == "boolean":
-            yield from (f"{place}: value true", f"{place}: value false")
+            yield from (f"{path}: value true", f"{path}: value false")
             continue
         if kind == "null":
-            yield f"{place}: value null"
+            yield f"{path}: value null"
             continue
         said = "".join(f", {name} {_text(value)}" for name, value in limits.items() if _about(name, kind))
-        yield f"{place}: type {kind}{said}"
+        yield f"{path}: type {kind}{said}"
     for name, part in schema.get("properties", {}).items():
-        yield f"{place}.{name}: {'required' if name in schema.get('required', ()) else 'optional'}"
-        yield from _schema(f"{place}.{name}", part, document, inside)
+        yield f"{path}.{name}: {'required' if name in schema.get('required', ()) else 'optional'}"
+        yield from _schema(f"{path}.{name}", part, document, inside)
     for name in set(schema.get("required", ())) - schema.get("properties", {}).keys():
-        yield f"{place}.{name}: required"
+        yield f"{path}.{name}: required"
     if (more := schema.get("additionalProperties")) is False:
-        yield f"{place}: no other properties"
+        yield f"{path}: no other properties"
     elif isinstance(more, dict):
-        yield from _schema(f"{place}.*", more, document, inside)
+        yield from _schema(f"{path}.*", more, document, inside)
     if "items" in schema:
-        yield from _schema(f"{place}[]", schema["items"], document, inside)
+        yield from _schema(f"{path}[]", schema["items"], document, inside)
     if isinstance(schema.get("contentSchema"), dict):
-        yield from _schema(f"{place} as JSON", schema["contentSchema"], document, inside)
+        yield from _schema(f"{path} as JSON", schema["contentSchema"], document, inside)
 
 
 def _about(limit: str, kind: str) -> bool:

@@ -35,12 +35,12 @@ KEY = "a-key-of-this-test-0123456789"
 
 def documents() -> dict[str, Any]:
     """The document of a service for each task, for all tasks, and for other settings."""
-    found = {task: asyncio.run(document_of(build(task))) for task in MODELS}
+    made = {task: asyncio.run(document_of(build(task))) for task in MODELS}
     with keys_file() as keys:
         for name, flags in SETTINGS.items():
             app = build("fill_mask", *[flag.format(keys=keys) for flag in flags])
-            found[name] = asyncio.run(document_of(app, x_api_key=KEY))
-    return found | {"all": asyncio.run(document_of_all())}
+            made[name] = asyncio.run(document_of(app, x_api_key=KEY))
+    return made | {"all": asyncio.run(document_of_all())}
 
 
 @contextmanager
