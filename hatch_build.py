@@ -1,22 +1,59 @@
-"""The README of the packages: links between files of the repository become links that work on a package index.
+"""The commit of a version between releases, and the README of the packages.
 
-They lead to ``Repository`` of ``[project.urls]``, the only place with that address. As long as the project has none, a
-link is its text and a picture is left out.
+Links between files of the repository become links that work on a package index. They lead to ``Repository`` of
+``[project.urls]``, the only place with that address. As long as the project has none, a link is its text and a picture
+is left out.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PICTURE = re.compile(r"!\[(?P<alt>[^]]*)\](?:\((?P<path>[^)\s]+)\)|\[(?P<name>[^]]+)\])(?P<after>\n*)")
 LINK = re.compile(r"(?<!!)\[(?P<text>[^]]+)\](?:\((?P<path>[^)\s]+)\)|\[(?P<name>[^]]+)\])")
 DEFINITION = re.compile(r"^\[(?P<name>[^]]+)\]: (?P<path>\S+)\n?", re.MULTILINE)
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
+FILE = "hf_transformer/_commit"
 FOREIGN = re.compile(r"[a-z]+:|#")
+
+
+class CommitHook(BuildHookInterface):
+    """hatchling's hook that writes ``hf_transformer/_commit`` into the packages of a version with ``.dev``.
+
+    The commit is that of the variable SOURCE_REVISION, for builds without git such as an image's, else of the checkout.
+    A package from a source distribution keeps the file of that. A release has none: two builds of it are equal.
+    """
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable" or ".dev" not in self.metadata.version or Path(self.root, FILE).is_file():
+            return
+        commit = os.environ.get("SOURCE_REVISION") or self._head()
+        if commit:
+            self._written = Path(self.directory, "commit")
+            self._written.parent.mkdir(parents=True, exist_ok=True)
+            self._written.write_text(f"{commit}\n", encoding="ascii")
+            build_data["force_include"][str(self._written)] = FILE
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if hasattr(self, "_written"):
+            self._written.unlink()
+
+    def _head(self) -> str:
+        if not Path(self.root, ".git").exists():
+            return ""
+        command = ["git", "-C", self.root, "rev-parse", "HEAD"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return ""
+        return done.stdout.strip()
 
 
 class ReadmeHook(MetadataHookInterface):

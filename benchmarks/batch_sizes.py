@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
+from hf_transformer import __version__
 from hf_transformer.core.batch_costs import BatchCosts
 from hf_transformer.core.queue import BatchLimits, Queue
 
@@ -99,7 +100,7 @@ class Rule:
         lengths = [text.length for text in self._queue.take()]
         took = self._model.run(lengths)
         if self._costs is not None:
-            self._costs.stop(self._costs.start(0.0), took, len(lengths) * max(lengths))
+            self._costs.stop(self._costs.start(0.0, len(lengths) * max(lengths)), took)
         self._add(len(lengths))
         return lengths, took
 
@@ -165,7 +166,8 @@ def main() -> None:
     if not options.model.is_file():
         parser.error(f"there is no {options.model}: run scripts/export_minilm, or name a model with --model")
     model = OnnxModel(options.model, options.threads)
-    print(f"{os.cpu_count()} CPUs, {options.threads} of them for ONNX Runtime {onnxruntime.__version__}\n", flush=True)
+    cores = f"{os.cpu_count()} CPUs, {options.threads} of them for ONNX Runtime {onnxruntime.__version__}"
+    print(f"hf-transformer {__version__}, {cores}\n", flush=True)
     print("\n".join(alone(model, options.rounds)) + "\n", flush=True)
     print("\n".join(compared(model, options.rounds)))
 

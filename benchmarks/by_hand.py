@@ -34,6 +34,7 @@ from benchmarks.report import machine
 from benchmarks.tokenizing import NATURAL
 from benchmarks.tokenizing import measure as measure_words
 from benchmarks.wire import canned_server, cpu_per_request
+from hf_transformer import __version__
 from hf_transformer.commands.loopback import HOST
 from hf_transformer.observability.logging import FORMAT, LATENCY_LOGGER, TIME_FORMAT, LatencyLog, LineHandler
 from hf_transformer.observability.metrics import SECONDS
@@ -184,6 +185,7 @@ def main() -> None:
     lines = [
         "# Parts written by hand, and libraries\n",
         f"`python -m benchmarks.by_hand --rounds {options.rounds}`, {time.strftime('%Y-%m-%d')}, {machine()}; "
+        f"hf-transformer {__version__}, "
         + ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
         + ". Microseconds of CPU, where the row says nothing else. [Why they are there](../../docs/by_hand.md).\n",
         "| part | library | its cost | ours | ours / library's |\n|---|---|---:|---:|---:|",

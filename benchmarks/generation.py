@@ -335,7 +335,7 @@ class Page:
     steps: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     added: dict[int, list[float]] = field(default_factory=dict)
-    """What the service adds to the first token, in ms, by streams at a time."""
+    """Milliseconds that the service adds to the first token, by streams at a time."""
 
     def add_pace(self, where: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> None:
         """Add Triton alone and the service at a known pace."""
@@ -385,9 +385,9 @@ class Page:
         ]
         lines = [
             "# Text generation\n",
-            f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}; "
-            f"`python -m benchmarks.generation --seconds {options.seconds:g} --rounds {options.rounds}`; medians of "
-            "the rounds. [What is measured](../README.md#text-generation).\n",
+            f"hf-transformer {__version__}, {platform.platform()}, {os.cpu_count()} CPUs, Python "
+            f"{platform.python_version()}; `python -m benchmarks.generation --seconds {options.seconds:g} "
+            f"--rounds {options.rounds}`; medians of the rounds. [What is measured](../README.md#text-generation).\n",
             *(
                 f"- {streams} {'stream' if streams == 1 else 'streams'} at a time: the service adds {min(added):.1f} "
                 f"to {max(added):.1f} ms to the first token, by model and protocol."

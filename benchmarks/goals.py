@@ -91,6 +91,9 @@ GOALS: Final = (
 )  # fmt: skip
 
 
+ONE_ROUND: Final = " There was one round, so no number has an interval."
+
+
 def write_goals(results: Sequence[Result], options: Options, seconds: float) -> list[Path]:
     """Writes goals.md; returns its path in a list."""
     options.results.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,7 @@ def write_goals(results: Sequence[Result], options: Options, seconds: float) -> 
         "# Goals",
         "",
         "For those who change the code. Users find their figures in [speed.md](speed.md). A number is the median of "
-        "the rounds' ratios.",
+        f"the rounds' ratios.{ONE_ROUND if options.quick else ''}",
         "",
         *goal_table(results),
         "",

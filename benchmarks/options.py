@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from benchmarks.pairs import Checkout, add_flags, environment
-from benchmarks.processes import RESULTS, ROOT
+from benchmarks.processes import QUICK_RESULTS, RESULTS, ROOT
 from benchmarks.systems import IN_ONE_POD, UNBATCHED
 
 SHARED: Final = "--predictor_shared_memory"
@@ -136,8 +136,9 @@ def parse(argv: Sequence[str]) -> Options:
         default=ROOT / "build/minilm/minilm",
         help="model written by scripts/export_minilm [build/minilm/minilm]",
     )
-    add("--results", type=Path, default=RESULTS, help="folder for page and plot [benchmarks/results]")
+    add("--results", type=Path, help="folder for page and plot [benchmarks/results; with --quick build/bench]")
     add("--keep", action="store_true", help="keep the folder with models and logs")
     options = parser.parse_args(argv)
+    options.results = options.results or (QUICK_RESULTS if options.quick else RESULTS)
     options.rounds = options.rounds or usual_rounds(options.quick, options.checkout)
     return Options(**vars(options))

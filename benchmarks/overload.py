@@ -31,6 +31,7 @@ from benchmarks.open_loop import Ask, Clients, Outcome, ask
 from benchmarks.pairs import environment
 from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds, resident_bytes
 from benchmarks.repository import CODE, TOKENS, python_config
+from hf_transformer import __version__
 from hf_transformer.commands.local_triton import LocalTriton
 
 DEMO: Final = ROOT / "deploy" / "model_repository" / "bert"
@@ -335,8 +336,9 @@ def main() -> int:
     page = "\n".join(
         [
             "# Overload\n",
-            f"Written by `python -m benchmarks.overload --seconds {options.seconds:g}`. {platform.platform()}, "
-            f"{os.cpu_count()} CPUs, Python {platform.python_version()}. [The columns](../README.md#overload).\n",
+            f"Written by `python -m benchmarks.overload --seconds {options.seconds:g}`. hf-transformer {__version__}, "
+            f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}. "
+            "[The columns](../README.md#overload).\n",
             *lines,
             "## Refusing\n",
             "One request occupies the only slot; the service refuses all others.\n",

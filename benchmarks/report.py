@@ -53,10 +53,9 @@ INTERVALS: Final = "In brackets: 95 percent interval of the median, by order sta
 
 
 def write_results(results: Sequence[Result], options: Options, seconds: float) -> list[Path]:
-    """Writes speed.md and its plot, with --quick speed_quick.md; returns their paths."""
-    stem = "speed_quick" if options.quick else "speed"
+    """Writes speed.md and its plot, into build/bench with --quick; returns their paths."""
     options.results.mkdir(parents=True, exist_ok=True)
-    page, picture = (options.results / f"{stem}.{ending}" for ending in ("md", "svg"))
+    page, picture = (options.results / f"speed.{ending}" for ending in ("md", "svg"))
     plot(results, picture)
     lines = [
         "# Speed\n",

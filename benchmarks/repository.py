@@ -47,7 +47,7 @@ def lay_out(target: Path, packages: Path, minilm: Path | None) -> None:
     repository = target / "triton"
     for model in SYNTHETIC:
         folder = target / model.name
-        _write_hugging_face(folder, model)
+        write_hugging_face(folder, model)
         version = _model(repository, model.name, python_config(model.name, TOKENS, [_output(model)]), "constant.py")
         np.save(version / "row.npy", _row(model, folder))
         logits = ("logits", *_output(model)[1:])
@@ -65,7 +65,7 @@ def lay_out(target: Path, packages: Path, minilm: Path | None) -> None:
 def _write_reduced(target: Path) -> None:
     """Writes fill_mask as ``export --reduce`` does: the most probable tokens of each mask instead of logits."""
     folder, outputs = target / REDUCED.name, (("topk_ids", "INT64", (-1, TOP_K)), ("topk_scores", "FP32", (-1, TOP_K)))
-    _write_hugging_face(folder, REDUCED)
+    write_hugging_face(folder, REDUCED)
     version = _model(target / "triton", REDUCED.name, python_config(REDUCED.name, TOKENS, outputs), "reduced.py")
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     (version / "tokens.json").write_text(json.dumps({"mask": vocabulary["[MASK]"], "answer": vocabulary[ANSWER]}))
@@ -97,7 +97,7 @@ def _row(model: Model, folder: Path) -> np.ndarray:
     return row
 
 
-def _write_hugging_face(folder: Path, model: Model) -> None:
+def write_hugging_face(folder: Path, model: Model) -> None:
     """Writes config.json and the package's tokenizer, without its truncation and padding to 128 tokens."""
     folder.mkdir(parents=True)
     with importlib.resources.as_file(importlib.resources.files(PACKAGE)) as package:

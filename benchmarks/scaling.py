@@ -265,12 +265,12 @@ def simulate(figures: Figures, plan: Plan, load: Load, seed: int, machine: Machi
 
     outcome = offer(simulation, load, ask, chance)
     busy = sum(cores.busy_seconds for cores in all_cores) / (len(all_cores) * load.seconds)
-    triton = sum(one.busy_seconds for one in tritons)
+    triton = sum(server.busy_seconds for server in tritons)
     return Result(
         outcome,
         service=min(1.0, busy),
         triton=min(1.0, triton / (len(tritons) * figures.model.instances * load.seconds)),
-        rows=sum(one.rows for one in services) / max(1, sum(one.batches for one in services)),
+        rows=sum(server.rows for server in services) / max(1, sum(server.batches for server in services)),
     )
 
 

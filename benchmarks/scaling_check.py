@@ -35,6 +35,7 @@ from benchmarks.overload import BATCH, POSITIONS, Texts, body_of, lay_out_model
 from benchmarks.processes import ServiceProcess, settle
 from benchmarks.scaling import Figures, Machine, Model, Plan
 from benchmarks.simulation import WARM_UP, BatchSettings, Load, ServiceTimes
+from hf_transformer import __version__
 from hf_transformer.commands.child_process import ChildProcess, session_members
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.commands.loopback import HOST, exchange, is_ready, reserved_port
@@ -449,13 +450,16 @@ def compare(
             cells.append(f"{real:,.1f} ({values[0]:,.1f} to {values[-1]:,.1f}) | {simulated:,.1f}")
             worst = max(worst, simulated / real - 1, 1 - simulated / real)
         cores = [sample.cores for sample in samples]
-        used = {name: statistics.median(getattr(one, name) for one in cores) for name in USED}
+        used = {name: statistics.median(getattr(core, name) for core in cores) for name in USED}
         row = (
             f"| {testbed.setup.name} | {policy.replace('_', ' ')} | {100 * share:.0f} % | {' | '.join(cells)} "
             f"| {100 * worst:.0f} % | {used['other_work']:.2f} |"
         )
         compared.append(Compared(row, worst, used["other_work"]))
-        batches = [statistics.median(one.rows / one.calls for one in cores), statistics.median(r.rows for r in results)]
+        batches = [
+            statistics.median(core.rows / core.calls for core in cores),
+            statistics.median(r.rows for r in results),
+        ]
         print(row, f"cores: {used}, rows per batch: {batches}", file=sys.stderr, flush=True)
     return compared
 
@@ -521,7 +525,8 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
     """results/scaling.md."""
     example = scaling.read_figures(scaling.FIGURES / "h100_bert_large.json")
     rate, balanced = scaling.balancers(example)
-    within, other_work = sum(one.error <= GOAL for one in compared), max(one.other_work for one in compared)
+    within = sum(pair.error <= GOAL for pair in compared)
+    other_work = max(pair.other_work for pair in compared)
     noise = (
         f"The machine was not quiet: other programs took up to {other_work:.1f} of its two cores. They delay the real "
         "processes, not the simulated ones: the p99 most, and most of all where the services' CPU is the limit.\n"
@@ -530,8 +535,8 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
         [
             "# Scaling\n",
             f"Written by `python -m benchmarks.scaling --check --rounds {options.rounds} --seconds "
-            f"{options.seconds:g}` at niceness {os.nice(0)}. {platform.platform()}, {os.cpu_count()} CPUs, Python "
-            f"{platform.python_version()}. [What is simulated](../README.md#scaling).\n",
+            f"{options.seconds:g}` at niceness {os.nice(0)}. hf-transformer {__version__}, {platform.platform()}, "
+            f"{os.cpu_count()} CPUs, Python {platform.python_version()}. [What is simulated](../README.md#scaling).\n",
             f"## {example.name}\n",
             "Figures of the file `benchmarks/figures/h100_bert_large.json`, derived from [gpu.md](gpu.md); no "
             "cluster was measured.\n",
@@ -542,13 +547,13 @@ def page_of(options: argparse.Namespace, compared: Sequence[Compared], lines: Se
             *balanced,
             "\n## The simulation against two services behind nginx\n",
             f"{within} of {len(compared)} loads are within {100 * GOAL:.0f} percent in requests/s, p50 and p99; the "
-            f"largest error is {100 * max(one.error for one in compared):.0f} percent. Measured figures are medians "
+            f"largest error is {100 * max(pair.error for pair in compared):.0f} percent. Measured figures are medians "
             "of the rounds, with the smallest and the largest; simulated ones are medians of "
             f"{SIMULATIONS} seeds. Latencies are the load generator's, from when a request is due. *Other work* is "
             "what else ran on the machine.\n",
             *([noise] if other_work > QUIET else []),
             HEAD,
-            *(one.row for one in compared),
+            *(pair.row for pair in compared),
             "\nThe machine has two cores for everything: services, nginx, Triton and the load generator. So the model "
             "sleeps as long as a device would compute, and takes no CPU. Where *the model is the limit*, all "
             "processes share both cores, in the simulation too. Where *the services' CPU is the limit*, both services "

@@ -3,9 +3,10 @@
     python -m benchmarks.several_models [--seconds 60] [--rounds 6] [--triton_environment .venv-triton]
                                         [--minilm build/minilm] [--only changes]
 
-    memory     memory and seconds to ready with 1, 2 and 10 models that have BERT's vocabulary (scripts/export_minilm)
-    changes    answers of five models while the file of --models changes every two seconds
-    isolation  p99 of three models, without and with a hung and a missing model that clients ask too
+    tokenizers  memory of ten models of one folder, with shared tokenizers and with ten; needs no Triton
+    memory      memory and seconds to ready with 1, 2 and 10 models that have BERT's vocabulary (scripts/export_minilm)
+    changes     answers of five models while the file of --models changes every two seconds
+    isolation   p99 of three models, without and with a hung and a missing model that clients ask too
 
 The demo models answer in a millisecond. Clients of ``isolation`` pause between requests, so that neither they nor the
 service use a whole CPU: with a saturated CPU, every additional request delays all others. The exit code is 1 for a
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
+import gc
 import json
 import random
 import statistics
@@ -24,7 +27,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,11 +37,16 @@ import httpx
 
 from benchmarks.pairs import environment
 from benchmarks.processes import ROOT, resident_bytes, variables
+from benchmarks.texts import Words
+from hf_transformer.app.loading import load_model
 from hf_transformer.commands.child_process import ChildProcess
 from hf_transformer.commands.demo import default_model_repository, demos, entry
 from hf_transformer.commands.local_service import service_running
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.commands.loopback import HOST, reserved_ports
+from hf_transformer.config.options import parse_config
+from hf_transformer.server.memory import held_memory
+from hf_transformer.tokenizer.shared import SharedEngines
 
 REPOSITORY: Final = default_model_repository()
 TASKS: Final = ("fill_mask", "sequence_classification", "token_classification", "rerank", "text_embedding")
@@ -45,6 +55,8 @@ CHANGE_SECONDS: Final = 2.0
 CLIENTS: Final = 16
 PAUSE_SECONDS: Final = 0.06
 """The longest pause of a client of ``isolation`` between two requests."""
+LEARNT_TEXTS: Final = 200
+"""Texts of 400 words for each tokenizer."""
 SETTLE_SECONDS: Final = 4.0
 """The service returns free memory of the start to the system after this time."""
 
@@ -58,9 +70,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
     parser.add_argument("--minilm", type=environment, default=ROOT / "build" / "minilm" / "minilm")
-    parser.add_argument("--only", choices=("memory", "changes", "isolation"))
+    parser.add_argument("--only", choices=("tokenizers", "memory", "changes", "isolation"))
     options = parser.parse_args()
     wrong = 0
+    if options.only in (None, "tokenizers"):
+        print_tokenizers(str(options.minilm))
+    if options.only == "tokenizers":
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.only in (None, "memory"):
@@ -97,6 +113,36 @@ def write(file: Path, text: str) -> None:
     new = file.with_suffix(".new")
     new.write_text(text)
     new.replace(file)
+
+
+def print_tokenizers(folder: str) -> None:
+    """Prints the memory of the tokenizers of one and of ten models, each in a process of its own."""
+    for count, shares in ((1, False), (10, False), (10, True)):
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            loaded, learnt = pool.submit(tokenizers_bytes, folder, count, shares).result()
+        kind = "shared" if shares else "apart"
+        print(f"{count} tokenizers, {kind}: {loaded / 2**20:.0f} MiB, {learnt / 2**20:.0f} MiB with words")
+
+
+def tokenizers_bytes(folder: str, count: int, shares: bool) -> tuple[int, int]:
+    """Returns the bytes that this process grows by with the models of a folder, and with the words of some texts."""
+    before, engines = held_bytes(), SharedEngines() if shares else None
+    flags = [f"--model_dir={folder}", "--model_name=m", "--task=text_embedding", "--predictor_host=127.0.0.1:1"]
+    models = [load_model(parse_config(flags, {})[0], engines) for _ in range(count)]
+    loaded = held_bytes()
+    tokenizer = models[0].tokenizer
+    words = Words([tokenizer.id_to_token(number) or "" for number in range(tokenizer.vocab_size)], seed=1)
+    for model in models:
+        model.tokenizer.encode([words.prose(400) for _ in range(LEARNT_TEXTS)])
+    del words
+    return loaded - before, held_bytes() - before
+
+
+def held_bytes() -> int:
+    """Bytes that this process alone holds, without free memory."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return held_memory()
 
 
 async def measure_memory(triton: LocalTriton, folder: Path, minilm: Path) -> None:

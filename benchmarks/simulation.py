@@ -14,10 +14,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Final, Protocol
 
 from hf_transformer.core.batch_costs import BatchCosts, BatchTimer
+from hf_transformer.core.departures import Departures
 from hf_transformer.core.queue import BatchLimits, Queue
 
 Then = Callable[[], None]
@@ -220,6 +222,11 @@ class BatchSettings:
     in_flight: int
     max_tokens: int = 16384
     instances: int = 1
+    holds: bool = True
+
+
+TIMER_SECONDS: Final = 0.001
+"""The resolution of the event loop's timers."""
 
 
 class Service:
@@ -246,6 +253,9 @@ class Service:
         self._settings = settings
         self._call = call
         self._costs = BatchCosts(settings.instances)
+        self._departures = Departures(self._costs)
+        self._is_held = False
+        self._holds = 0
         limits = BatchLimits(
             max_rows=settings.max_rows,
             max_tokens=settings.max_tokens,
@@ -267,17 +277,43 @@ class Service:
     def _submit(self, request: Request, then: Then) -> None:
         self._answers[request] = then
         self._queue.add(request)
+        self._departures.arrived(self._simulation.now)
         self._start_batch()
 
     def _start_batch(self) -> None:
-        if not self._is_forming and self._queue and self._taken < self._settings.in_flight:
-            self._taken += 1
-            self._is_forming = True
-            self._process.run(0.0, self._form)
+        """Starts a batch, or holds it, if requests are queued and fewer batches run than may."""
+        if self._is_forming or not self._queue or self._taken >= self._settings.in_flight:
+            return
+        if self._settings.holds and len(self._queue) < self._settings.max_rows:
+            if self._is_held and not self._departures.is_complete:
+                return
+            held = 0.0 if self._is_held else self._departures.hold(self._simulation.now, len(self._answers))
+            if held:
+                self._is_held = True
+                self._holds += 1
+                ends = partial(self._end_hold, self._holds)
+                seconds = max(TIMER_SECONDS, round(held / TIMER_SECONDS) * TIMER_SECONDS)
+                self._simulation.after(seconds, lambda: self._process.run(0.0, ends))
+                return
+        self._is_held = False
+        self._taken += 1
+        self._is_forming = True
+        self._process.run(0.0, self._form)
+
+    def _end_hold(self, number: int) -> None:
+        """Ends the hold with this number at its time, if no batch has left since."""
+        if self._is_held and number == self._holds:
+            self._is_held = False
+            if self._queue and not self._is_forming and self._taken < self._settings.in_flight:
+                self._taken += 1
+                self._is_forming = True
+                self._process.run(0.0, self._form)
 
     def _form(self) -> None:
         self._is_forming = False
-        batch = self._queue.take(self._settings.in_flight + 1)
+        recent, holds = self._queue.recent, self._settings.holds
+        most = self._departures.share(self._simulation.now, recent, 1) if holds else None
+        batch = self._queue.take(self._settings.in_flight + 1, most)
         self._start_batch()
         self.rows += len(batch)
         self.batches += 1
@@ -285,18 +321,21 @@ class Service:
 
     def _send(self, batch: Sequence[Request]) -> None:
         width = max(request.length for request in batch)
-        timer = self._costs.start(self._simulation.now)
+        timer = self._departures.sent(self._simulation.now, len(batch) * width)
 
         def call() -> None:
             self._call(len(batch), width, lambda: self._simulation.after(self._times.call / 2, reply))
 
         def reply() -> None:
-            self._process.run(self._times.reply, lambda: self._reply(batch, len(batch) * width, timer))
+            self._process.run(self._times.reply, lambda: self._reply(batch, timer))
 
         self._simulation.after(self._times.call / 2, call)
 
-    def _reply(self, batch: Sequence[Request], tokens: int, timer: BatchTimer) -> None:
-        self._costs.stop(timer, self._simulation.now, tokens)
+    def _reply(self, batch: Sequence[Request], timer: BatchTimer) -> None:
+        self._departures.answered(timer, self._simulation.now, len(batch), len(batch))
+        if self._is_held:
+            self._is_held = False
+            self._process.run(0.0, self._start_batch)
         self._queue.answered(len(batch))
         for request in batch:
             self._process.run(self._times.answer, self._answers.pop(request))
@@ -444,7 +483,9 @@ class Outcome:
         return self.answered_in_time / self.seconds
 
 
-WARM_UP: Final = 0.1
+FIRST_SECONDS: Final = 0.05
+"""The time in which the clients of a closed loop send their first requests."""
+WARM_UP: Final = 0.3
 """The share of the load, at its start, whose requests are not counted."""
 GRACE_SECONDS: Final = 2.0
 """Time after the load in which requests may still be answered."""
@@ -474,4 +515,37 @@ def offer(simulation: Simulation, load: Load, ask: Callable[[Request, Then], Non
     simulation.run(load.seconds + GRACE_SECONDS)
     outcome.latencies = [one.answered - one.due for one in counted if not math.isnan(one.answered)]
     outcome.unanswered = len(counted) - len(outcome.latencies)
+    return outcome
+
+
+def offer_in_turn(
+    simulation: Simulation,
+    clients: int,
+    seconds: float,
+    tokens: Sequence[int],
+    ask: Callable[[Request, Then], None],
+    chance: random.Random,
+    think: float = 0.0002,
+) -> Outcome:
+    """Runs the simulation under a closed loop of ``clients`` clients.
+
+    Each sends its next request after an answer and an exponentially distributed time with the mean ``think`` seconds.
+    """
+    start = WARM_UP * seconds
+    outcome = Outcome(seconds - start)
+
+    def send(number: int) -> None:
+        request = Request(chance.choice(tokens), simulation.now, number)
+
+        def answered() -> None:
+            if start <= simulation.now < seconds:
+                outcome.answered_in_time += 1
+                outcome.latencies.append(simulation.now - request.due)
+            simulation.after(chance.expovariate(1 / think), lambda: send(number))
+
+        ask(request, answered)
+
+    for number in range(clients):
+        simulation.after(chance.random() * FIRST_SECONDS, partial(send, number))
+    simulation.run(seconds)
     return outcome

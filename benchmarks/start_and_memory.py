@@ -1,5 +1,7 @@
 """Measures the service's start-up time and memory, with REST and gRPC to Triton, and without a predictor.
 
+The last row is without a predictor too, with a vocabulary of 30,522 pieces, as many as BERT's, in place of 768.
+
     python -m benchmarks.start_and_memory [--checkout NAME=PATH] [--rounds 9] [--requests 1000]
 
 A real Triton serves the demo model. Each round starts the service as a user does. It measures the seconds from the
@@ -14,11 +16,14 @@ import argparse
 import http.client
 import importlib.metadata
 import itertools
+import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,12 +38,14 @@ from hf_transformer.commands.loopback import HOST, is_ready, reserved_port
 
 REPOSITORY: Final = ROOT / "deploy" / "model_repository"
 BODY: Final = b'{"instances": ["The capital of france is [MASK]."]}'
+LARGE: Final = "none, 30,522 pieces"
+PIECES: Final = 30_522
 PREDICT, TOKENIZE = "/v1/models/bert:predict", "/v1/models/bert:tokenize"
 ANSWER, TOKENS = b'{"predictions":["paris"]}', b'{"predictions":[{"ids":[2,'
 OURS: Final = "this"
 POLL_SECONDS: Final = 0.002
 PACKAGES: Final = ("hf-transformer", "tokenizers", "grpcio", "numpy", "starlette", "uvicorn")
-Figures = tuple[float, float, float]
+Figures = tuple[float, float, float, float]
 
 
 def main() -> None:
@@ -51,21 +58,31 @@ def main() -> None:
     options = parser.parse_args()
     versions = {OURS: None, **{checkout.name: checkout for checkout in options.checkout}}
     rounds: dict[tuple[str, str], list[Figures]] = {}
-    with LocalTriton(REPOSITORY, environment=options.triton_environment, models=["bert"]) as triton:
-        addresses = {"v2": triton.http_address, "grpc-v2": triton.grpc_address, "none": ""}
+    with (
+        LocalTriton(REPOSITORY, environment=options.triton_environment, models=["bert"]) as triton,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        addresses = {"v2": triton.http_address, "grpc-v2": triton.grpc_address, "none": "", LARGE: ""}
+        large = with_pieces(Path(folder) / "bert", PIECES)
         for number in range(options.rounds + 1):
             for protocol, address in addresses.items():
                 for name, checkout in reversed(versions.items()) if number % 2 else versions.items():
                     command, environ = start_command(checkout, options.own_python)
                     with reserved_port() as port:
-                        figures = measure(port, command, environ, protocol, address, options.requests)
+                        model_dir = large if protocol == LARGE else REPOSITORY / "bert"
+                        figures = measure(port, command, environ, protocol, address, model_dir, options.requests)
                     if number:  # the first round warms up
                         rounds.setdefault((protocol, name), []).append(figures)
     print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
     print(f"\nMedian (95 % interval) of {options.rounds} rounds, after one that is not counted.\n")
-    titles = ("start to ready, s", "resident at ready, MB", f"after {options.requests} requests, MB")
-    print(f"| protocol | version | {' | '.join(titles)} |\n|---|---|---|---|---|")
+    titles = (
+        "start to ready, s",
+        "CPU until then, s",
+        "resident at ready, MB",
+        f"after {options.requests} requests, MB",
+    )
+    print(f"| protocol | version | {' | '.join(titles)} |\n|---|---|---|---|---|---|")
     for (protocol, name), found in rounds.items():
         print(f"| {protocol} | {name} | {' | '.join(map(spread, zip(*found, strict=True)))} |")
     if options.checkout:
@@ -74,6 +91,17 @@ def main() -> None:
         ours, other = (zip(*rounds[protocol, name], strict=True) for name in (OURS, checkout.name))
         for title, new, old in zip(titles, ours, other, strict=True):
             print(f"| {protocol} | {checkout.name} | {title} | {paired(new, old)} |")
+
+
+def with_pieces(folder: Path, pieces: int) -> Path:
+    """A copy of the demo model's folder whose vocabulary has so many pieces: those of the model, and made-up words."""
+    shutil.copytree(REPOSITORY / "bert", folder, ignore=shutil.ignore_patterns("1", "__pycache__"))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {f"piece{index}": index for index in range(len(vocabulary), pieces)}
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
 
 
 def spread(values: Sequence[float]) -> str:
@@ -90,13 +118,19 @@ def start_command(checkout: Checkout | None, own_python: bool) -> tuple[list[str
 
 
 def measure(
-    port: int, python: Sequence[str], environ: Mapping[str, str], protocol: str, address: str, requests: int
+    port: int,
+    python: Sequence[str],
+    environ: Mapping[str, str],
+    protocol: str,
+    address: str,
+    model_dir: Path,
+    requests: int,
 ) -> Figures:
-    """One round of a service on ``port``: seconds to ready, MB at ready, MB after the requests."""
+    """One round of a service on ``port``: seconds and CPU seconds to ready, MB at ready, MB after the requests."""
     flags = [
-        *(f"--host={HOST}", f"--http_port={port}", "--model_name=bert", f"--model_dir={REPOSITORY / 'bert'}"),
+        *(f"--host={HOST}", f"--http_port={port}", "--model_name=bert", f"--model_dir={model_dir}"),
         *([f"--predictor_host={address}"] if address else []),
-        f"--predictor_protocol={protocol}",
+        f"--predictor_protocol={protocol.partition(',')[0]}",
         *("--tensor_input_names=input_ids", "--log_level=warning"),
     ]
     started = time.perf_counter()
@@ -106,10 +140,10 @@ def measure(
                 if service.poll() is not None:
                     raise SystemExit(f"the service ended with {service.returncode}")
                 time.sleep(POLL_SECONDS)
-            seconds, memory = time.perf_counter() - started, psutil.Process(service.pid).memory_info
-            before = memory().rss / 1e6
+            seconds, process = time.perf_counter() - started, psutil.Process(service.pid)
+            cpu, before = sum(process.cpu_times()[:2]), process.memory_info().rss / 1e6
             send(port, requests, *((PREDICT, ANSWER) if address else (TOKENIZE, TOKENS)))
-            return seconds, before, memory().rss / 1e6
+            return seconds, cpu, before, process.memory_info().rss / 1e6
         finally:
             service.terminate()
 

@@ -2,6 +2,7 @@
 
     .venv-bench/bin/python -m benchmarks.tokenizing [--texts 5000] [--only PART_OF_A_NAME]
     .venv-bench/bin/python -m benchmarks.tokenizing --beside
+    .venv-bench/bin/python -m benchmarks.tokenizing --fresh [--rounds 3] [--limits 2000 2000 300]
     .venv-bench/bin/python -m benchmarks.tokenizing --compare 100000
 
 Without options: both engines encode the same, distinct texts in one process, in alternating blocks. The figure is the
@@ -10,8 +11,11 @@ encodings. BERT's vocabulary of 30,522 tokens is that of the package gt-all-mini
 stages of the published ones, and vocabularies trained on natural texts of BERT's words. Prints a Markdown table.
 
 ``--beside``: latency of short texts beside requests of a thousand texts, in one event loop. To compare versions, run it
-in both checkouts. ``--compare``: encodes texts of ten kinds with and without the cache, short and long, also as
-pairs, windows and prompts, truncated from the right and from the left, and ends with an error if two encodings differ.
+in both checkouts. ``--fresh``: the CPU time of texts that never repeat, of the event loop and of all threads, for
+Tokenizer.encode_off_loop. ``--limits`` compares values of words.MAX_UNKNOWN_CHARACTERS in alternating turns: texts with
+more unknown characters go to the executor. ``--compare``: encodes texts of ten kinds with and without the cache, short
+and long, also as pairs, windows and prompts, truncated from the right and from the left, and ends with an error if two
+encodings differ.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ import random
 import statistics
 import string
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,9 +44,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from benchmarks.repository import PACKAGE
 from benchmarks.texts import Words
 from hf_transformer import __version__
+from hf_transformer.config.options import default_threads
 from hf_transformer.errors import InvalidInput
+from hf_transformer.tokenizer import tokenizer as tokenizer_module
+from hf_transformer.tokenizer import words as words_module
 from hf_transformer.tokenizer.load import load_fast
 from hf_transformer.tokenizer.rust_engine import RustEngine
+from hf_transformer.tokenizer.tokenizer import Tokenizer as TextTokenizer
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
@@ -390,7 +398,7 @@ async def beside(words_per_text: int) -> None:
             await tokenizer.encode_off_loop(batch, executor, PLAIN)
             count += 1
 
-    with ThreadPoolExecutor(min(32, len(os.sched_getaffinity(0)) + 4)) as executor:
+    with ThreadPoolExecutor(default_threads()) as executor:
         for connections in (0, MANY_CONNECTIONS):
             tasks = [asyncio.create_task(many()) for _ in range(connections)]
             started, count = time.perf_counter(), 0
@@ -403,6 +411,85 @@ async def beside(words_per_text: int) -> None:
             print(f"| {words_per_text} | {connections} | {p50:.2f} | {p99:.2f} | {rate:,.0f} |", flush=True)
 
 
+# Fresh texts
+
+FRESH_WORDS: Final = (60, 250, 400)
+FRESH_CONNECTIONS: Final = (1, 16, 64)
+KNOWN_WORDS: Final = 1_500_000
+"""Words of the texts before the measurement. They fill both generations, so that the cache is as after hours."""
+MEASURED_WORDS: Final = 1_200_000
+"""Words of the measured texts of each number of connections: a generation's, since a new one knows less."""
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """An executor that counts its calls."""
+
+    calls = 0
+
+    def submit(self, *args: Any, **more: Any) -> Any:
+        self.calls += 1
+        return super().submit(*args, **more)
+
+
+async def encode_fresh(tokenizer: TextTokenizer, texts: Sequence[str], connections: int) -> Sequence[float]:
+    """Encodes texts, each once, from a number of connections.
+
+    Returns CPU microseconds per text of the loop's thread and of all threads, texts per second, and the share of texts
+    in the executor.
+    """
+    unsent = iter(texts)
+
+    async def connection() -> None:
+        for text in unsent:
+            await tokenizer.encode_off_loop([text], executor, PLAIN, len(text))
+            await asyncio.sleep(0)  # other requests run between a request's steps
+
+    with CountingExecutor(default_threads()) as executor:
+        clocks = (time.perf_counter, time.thread_time, time.process_time)
+        started = [clock() for clock in clocks]
+        await asyncio.gather(*(connection() for _ in range(connections)))
+        wall, loop, total = (clock() - start for clock, start in zip(clocks, started, strict=True))
+    count = len(texts)
+    return loop / count * 1e6, total / count * 1e6, count / wall, executor.calls / count
+
+
+def print_fresh(rounds: int, limits: Sequence[int], only: str) -> None:
+    """Prints the cost of texts of prose that never repeat: each turn has further ones.
+
+    The columns of CPU time are microseconds per text. ``limits`` are the values of MAX_UNKNOWN_CHARACTERS, in turns.
+    """
+    print("| words | connections | limit | loop, CPU us | all threads, CPU us | texts/s | in the executor |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for count in FRESH_WORDS:
+        if only in f"{count} words":
+            words, tokenizer = OddWords(seed=count), load_tokenizer(bert_folder(), {})
+            tokenizer.encode([words.prose(count) for _ in range(KNOWN_WORDS // count)])
+            size = MEASURED_WORDS // len(limits) // rounds // count
+            turns = [(connections, [list[Sequence[float]]() for _ in limits]) for connections in FRESH_CONNECTIONS]
+            for _, (connections, results) in itertools.product(range(rounds), turns):
+                for limit, result in zip(limits, results, strict=True):
+                    with limited(limit):
+                        texts = [words.prose(count) for _ in range(size)]
+                        result.append(asyncio.run(encode_fresh(tokenizer, texts, connections)))
+            for connections, results in turns:
+                for limit, result in zip(limits, results, strict=True):
+                    loop, total, rate, threads = map(statistics.median, zip(*result, strict=True))
+                    cells = f"{loop:.0f} | {total:.0f} | {rate:,.0f} | {threads:.0%}"
+                    print(f"| {count} | {connections} | {limit} | {cells} |", flush=True)
+
+
+@contextmanager
+def limited(limit: int) -> Iterator[None]:
+    """Sets the limit of unknown characters. Texts of more characters go to the executor if they have too many."""
+    usual = words_module.MAX_UNKNOWN_CHARACTERS, tokenizer_module.INLINE_CHARACTERS
+    if limit != usual[0]:
+        words_module.MAX_UNKNOWN_CHARACTERS = tokenizer_module.INLINE_CHARACTERS = limit
+    try:
+        yield
+    finally:
+        words_module.MAX_UNKNOWN_CHARACTERS, tokenizer_module.INLINE_CHARACTERS = usual
+
+
 def main() -> None:
     """Measures all kinds and prints the table, or does what an option says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -410,6 +497,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measures only kinds whose name contains this")
     parser.add_argument("--compare", type=int, default=0, metavar="N", help="compares encodings of N texts")
     parser.add_argument("--beside", action="store_true", help="measures short texts beside many")
+    parser.add_argument("--fresh", action="store_true", help="measures texts that never repeat")
+    parser.add_argument("--rounds", type=int, default=3, help="of --fresh")
+    usual = words_module.MAX_UNKNOWN_CHARACTERS
+    parser.add_argument("--limits", type=int, nargs="+", default=[usual], help="of unknown characters, for --fresh")
     options = parser.parse_args()
     versions = f"hf-transformer {__version__}, tokenizers {importlib.metadata.version('tokenizers')}"
     print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {versions}\n")
@@ -420,6 +511,8 @@ def main() -> None:
         for name in BACKENDS:
             if options.only in name:
                 compare(name, options.compare)
+    elif options.fresh:
+        print_fresh(options.rounds, options.limits, options.only)
     elif options.beside:
         print("| Words of many | connections of many | short p50 ms | short p99 ms | many texts/s |")
         print("|---:|---:|---:|---:|---:|")

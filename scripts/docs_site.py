@@ -53,7 +53,8 @@ LINK: Final = re.compile(
     r"(?P<before>\]\(|(?:src|href)=\"|^\[[^]]+\]: )(?P<path>[^)#\"\s]+)(?P<after>[#)\"]|$)", re.MULTILINE
 )
 SEARCH: Final = {
-    **{page: 4.0 for page in ("operations.md", "tasks.md", "configuration.md", "dialects.md")},
+    **{page: 4.0 for page in ("operations.md", "tasks.md", "configuration.md", "dialects.md", "upgrading.md")},
+    "compare/": 8.0,  # short pages, which few words but the names of other servers lead to
     **{start: 2.0 for start in ("metrics.md", "deploy/", "reference/")},
 }
 RARELY_SOUGHT: Final = 0.01

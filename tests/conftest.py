@@ -21,21 +21,22 @@ OF_CLIENTS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--triton",
-        choices=("24.10", "26"),
+        choices=("24.10", "26", "real-26"),
         default="24.10",
-        help="26 answers as Triton 26.x does (tests/support/triton_26.py), for the tests with a Triton only",
+        help="26 answers as Triton 26.x does (tests/support/triton_26.py), for the tests with a Triton only; real-26 "
+        "says that the one in use (TRITON) is a 26.x itself",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the tests of the other Triton; with ``--triton=26`` also those for which the two are the same, which
     run in the suite of 24.10 already."""
-    newer = config.getoption("--triton") == "26"
+    newer, emulated = config.getoption("--triton") != "24.10", config.getoption("--triton") == "26"
 
     def runs(item: pytest.Item) -> bool:
         if item.get_closest_marker("only_triton_24" if newer else "only_triton_26"):
             return False
-        if not newer or item.get_closest_marker("only_triton_26"):
+        if not emulated or item.get_closest_marker("only_triton_26"):
             return True
         of_clients = item.nodeid.startswith(tuple(f"tests/integration/{name}" for name in OF_CLIENTS))
         return "triton" in getattr(item, "fixturenames", ()) and not of_clients

@@ -24,6 +24,7 @@ from benchmarks.load import run_wrk, v1_bodies
 from benchmarks.measuring import Result, Sample
 from benchmarks.options import parse
 from benchmarks.pairs import paired
+from benchmarks.processes import RESULTS
 from benchmarks.report import command_of, spread
 from hf_transformer.config.options import all_options
 from hf_transformer.protocol.grpc import SERVICE
@@ -53,6 +54,13 @@ def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> Non
 def test_the_results_name_their_command(argv: list[str], command: str) -> None:
     options = parse(argv)
     assert command_of(("--quick" * options.quick + options.non_default).strip()) == command
+
+
+def test_quick_results_stay_out_of_the_committed_pages() -> None:
+    assert parse([]).results == RESULTS
+    quick = parse(["--quick", "--goals"]).results
+    assert subprocess.run(["git", "check-ignore", "--quiet", quick / "goals.md"], cwd=ROOT, check=False).returncode == 0
+    assert parse(["--quick", "--results", "mine"]).results == Path("mine")
 
 
 def test_a_checkout_is_a_name_and_a_folder_with_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ class Message(Body):
 
 
 class Ranking(Body):
-    query: Annotated[str, about("What to rank the documents for.")]
+    query: Annotated[str, about("The question.")]
     documents: Annotated[Annotated[list[Any], Meta(min_length=1)], about("The texts.", expected="a list of texts")]
     top_n: Annotated[Positive | None, about("How many.", also=("top_k",), parameter="top_n")] = None
     share: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, about(parameter="top_p")] = None

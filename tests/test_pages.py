@@ -109,7 +109,9 @@ def test_commands_and_json_have_at_most_100_columns(page: Path) -> None:
 
 
 PACKAGE = ROOT / "hf_transformer"
-ABOUT_CODE = re.compile(r"(CONTRIBUTING|docs/(architecture|by_hand|glossary|decisions/\d.*))\.md")
+ABOUT_CODE = re.compile(
+    r"(CONTRIBUTING|docs/(architecture|by_hand|dependencies|glossary|stability|decisions/\d.*))\.md"
+)
 """Pages for contributors. Names in other pages may be those of libraries."""
 DATA_FILE = re.compile(r"\.(json|js|md|pbtxt|sh|toml|ya?ml)$")
 FILE_AND_NAMES = re.compile(
@@ -271,6 +273,19 @@ def test_ci_tests_the_versions_that_are_declared() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared
     assert project["requires-python"] == f">={declared[0]}"
+
+
+SUPPORTED = re.compile(r"Python[\s]+(3\.\d+)(?: to (3\.\d+)| or newer|\+)?")
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/index.md", "docs/first_model.md", "docs/install.md"]
+)
+def test_pages_name_the_versions_of_python_that_the_package_declares(page: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [name.rpartition(" ")[2] for name in project["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    found = SUPPORTED.search((ROOT / page).read_text(encoding="utf-8"))
+    assert found is not None and found.groups() == (declared[0], declared[-1])
 
 
 @pytest.mark.parametrize(

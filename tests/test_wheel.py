@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_carries_the_package_and_the_demo_models(wheel: Path) -> None:
-    assert wheel.name == f"hf_transformer-{hf_transformer.__version__}-py3-none-any.whl"
+    assert wheel.name == f"hf_transformer-{hf_transformer.RELEASE}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
     assert wheel.stat().st_size < MAX_BYTES
@@ -98,7 +98,7 @@ def test_links_of_the_readme_lead_to_the_declared_address(address: str | None, t
     files = {inline or named for inline, named in targets(source)}
     links = {inline or named for inline, named in targets(text)}
     assert len(files) > 5 and not any(file.startswith(("http", "/")) for file in files)
-    version = f"v{hf_transformer.__version__}"
+    version = f"v{hf_transformer.RELEASE}"
     kinds = {file: "raw" if file.endswith(".webp") else "blob" for file in files}
     assert links == ({f"{address}/{kind}/{version}/{file}" for file, kind in kinds.items()} if address else set())
     assert "![" in source and ("![" in text) == (address is not None)

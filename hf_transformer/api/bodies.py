@@ -8,14 +8,15 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 from msgspec import Struct
 
 from hf_transformer.api.call import Call
-from hf_transformer.api.errors import expect, expect_items, expect_types
+from hf_transformer.api.errors import expect
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, Path
 from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
-from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, NonEmpty, OpenBody, about, only
+from hf_transformer.types.fields import NO_EFFECT, Body, Form, Natural, NonEmpty, OpenBody, about, only, read_value
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, RequestBudget
 
@@ -24,17 +25,17 @@ GENERATES = "it generates text, as /v2/models/NAME/generate and the OpenAI API d
 TASKS: Mapping[str, tuple[str, ...]] = {
     "embeddings": (TextEmbedding.name,),
     "rerank": (Rerank.name,),
+    "moderations": (SequenceClassification.name,),
     "completions": GENERATIVE,
     "chat/completions": GENERATIVE,
     "responses": GENERATIVE,
 }
 """Tasks that each endpoint supports."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
-TEXT_OR_IDS = frozenset((str, list))
-
-
+TextOrIds: TypeAlias = Annotated[str | list[Json], about(expected="a string or a list of token ids")]
+"""A text or its token ids, which the task or ``read_token_ids`` reads."""
 Prompts: TypeAlias = Annotated[
-    Json,
+    str | NonEmpty[Json],
     about(
         "A prompt, its token ids, or a list of prompts.",
         expected=TEXTS_OR_IDS,
@@ -122,25 +123,26 @@ def rename_fields(context: Context, names: Mapping[Path, Path]) -> None:
 
 
 def read_texts(
-    path: Path, value: Json, budget: RequestBudget, read_ids: Callable[[list[Json], Path], Ids]
+    path: Path, value: str | list[Json], budget: RequestBudget, read_ids: Callable[[list[Json], Path], Ids]
 ) -> tuple[list[str | Ids], bool]:
     """Returns a field's texts, and whether the field is a single text. ``read_ids`` converts a list of token ids.
 
     Raises:
-        InvalidInput: the field has another type.
+        InvalidInput: an item has another type.
         TooLarge: the field has too many texts.
     """
     if isinstance(value, str):
         return [value], True
-    items = expect_items(value, path, TEXTS_OR_IDS)
-    if type(items[0]) is int:
-        return [read_ids(items, path)], True
-    budget.few(path, items)
-    if list not in expect_types(items, TEXT_OR_IDS, path, "a string or a list of token ids"):
-        return items, False
-    return [
-        item if isinstance(item, str) else read_ids(item, (*path, index)) for index, item in enumerate(items)
-    ], False
+    if type(value[0]) is int:
+        return [read_ids(value, path)], True
+    budget.few(path, value)
+    items = enumerate(read_value(value, list[TextOrIds], path))
+    return [item if isinstance(item, str) else read_ids(item, (*path, index)) for index, item in items], False
+
+
+def refuse_ids(path: Path, hint: str = "") -> InvalidInput:
+    """The error about token ids in place of a text."""
+    return InvalidInput(path, "text", "token ids", hint)
 
 
 class Usage(Struct):

@@ -1,16 +1,20 @@
-"""Reads and decompresses request bodies, and converts JSON to UTF-8."""
+"""Reads, decompresses and decodes request bodies, and converts JSON to UTF-8."""
 
 from __future__ import annotations
 
 import codecs
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
 
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.http import Request
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
 CHARSETS = frozenset(
     ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
@@ -115,3 +119,11 @@ def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
         return body.decode(codec).encode()
     except ValueError:
         raise InvalidInput("body", f"text in the charset {charset!r}, as Content-Type says", "other bytes") from None
+
+
+def decoded(decode: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    """Calls a decoder of bodies. Raises InvalidInput in place of Malformed."""
+    try:
+        return decode(*args, **kwargs)
+    except Malformed as error:
+        raise InvalidInput(*error.args) from error

@@ -6,15 +6,14 @@ import asyncio
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 from starlette.routing import compile_path
 
-from hf_transformer.api.body import JSON_TYPES, to_utf8
-from hf_transformer.errors import InvalidInput, describe
+from hf_transformer.api.body import JSON_TYPES, decoded, to_utf8
 from hf_transformer.protocol.json_text import JsonLimits, parse_json
-from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types.fields import NO_EFFECT, Form, Natural, OpenBody, about
 from hf_transformer.types.http import Request
 from hf_transformer.types.request import Context, Json, RequestBudget
 
@@ -25,11 +24,27 @@ B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"
 """Zipkin's trace headers. Source: https://github.com/openzipkin/b3-propagation"""
 FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
 """Headers that the service forwards to the predictor with the request id, for tracing and authorization."""
-TIMEOUT: Final = "timeout"
-TRITON_PARAMETERS = frozenset(
-    (TIMEOUT, "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")
-)
-"""Parameters that Triton clients send to any model. Only ``timeout`` has an effect here."""
+
+
+class TritonParameters(OpenBody):
+    """Parameters that Triton's clients send to any model."""
+
+    timeout: Annotated[
+        Natural | None,
+        about(
+            "Microseconds until the answer is 504; 0 for no limit.",
+            expected="a whole number of microseconds, 0 or more",
+        ),
+    ] = None
+    priority: Annotated[Json, NO_EFFECT] = None
+    sequence_id: Annotated[Json, NO_EFFECT] = None
+    sequence_start: Annotated[Json, NO_EFFECT] = None
+    sequence_end: Annotated[Json, NO_EFFECT] = None
+    binary_data_output: Annotated[Json, NO_EFFECT] = None
+
+
+TRITON: Final = Form(TritonParameters)
+TRITON_PARAMETERS = frozenset(TRITON.names)
 IGNORED: Final = "x-ignored-parameters"
 """The response header that lists the ignored names of a request. Over gRPC, the list is trailing metadata."""
 
@@ -54,6 +69,7 @@ class Call:
         path: the path parameters, such as ``model``.
         headers: header values by lower-case name.
         limits: the limits of the JSON body.
+        budget: the counts of what the request becomes.
         size: bytes of the body.
     """
 
@@ -62,19 +78,9 @@ class Call:
     body: bytes
     context: Context
     limits: JsonLimits
-    size: int = field(init=False)
+    budget: RequestBudget
+    size: int
     _parsed: Any = UNPARSED
-
-    def __post_init__(self) -> None:
-        self.size = len(self.body)
-
-    @property
-    def budget(self) -> RequestBudget:
-        """The counts of what the request becomes."""
-        budget = self.context.budget
-        if budget is None:
-            raise AssertionError("an endpoint gives each request a budget")
-        return budget
 
     def json(self) -> Json:
         """Returns the JSON value of the body. Raises what ``read_json`` does."""
@@ -100,10 +106,7 @@ def read_json(call: Call) -> Json:
     body = call.body
     if call.headers.get(b"content-type", b"") not in JSON_TYPES or body[:1] != b"{":
         body = to_utf8(body, call.headers)
-    try:
-        return parse_json(body, call.limits, call.budget.hold_parsed)
-    except Malformed as error:
-        raise InvalidInput(*error.args) from None
+    return decoded(parse_json, body, call.limits, call.budget.hold_parsed)
 
 
 def context_of(request: Request) -> Context:
@@ -123,10 +126,8 @@ def apply_triton_parameters(parameters: Mapping[str, Json], context: Context) ->
     """
     if TRITON_PARAMETERS.isdisjoint(parameters):
         return parameters
-    timeout = parameters.get(TIMEOUT)
-    if timeout is not None and (type(timeout) is not int or timeout < 0):
-        raise InvalidInput(("parameters", TIMEOUT), "a whole number of microseconds, 0 or more", describe(timeout))
-    if timeout:  # 0 means no timeout, as in Triton
+    sent = {name: value for name, value in parameters.items() if name in TRITON_PARAMETERS}
+    if timeout := TRITON.read(sent, path=("parameters",)).timeout:  # 0 means no timeout, as in Triton
         deadline = asyncio.get_running_loop().time() + timeout / 1e6
         context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)
     return {name: value for name, value in parameters.items() if name not in TRITON_PARAMETERS}

@@ -16,11 +16,12 @@ from msgspec import Meta
 from hf_transformer.api.call import Call
 from hf_transformer.api.chat_tools import CALL, Tools, for_template, in_order, read_tools, without_nulls
 from hf_transformer.api.errors import expect
-from hf_transformer.errors import InvalidInput, Path, describe
+from hf_transformer.api.images import ChatImages, ImageUrl
+from hf_transformer.errors import InvalidInput, Path
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.protocol.json_text import SMALL_BYTES, JsonLimits, check_depth, check_size
 from hf_transformer.protocol.server_codec import note_ignored
-from hf_transformer.types.fields import NO_EFFECT, Form, OpenBody, about, only
+from hf_transformer.types.fields import NO_EFFECT, Form, OpenBody, about, only, read_value
 from hf_transformer.types.request import Json
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 TEXT_ONLY: Final = "the model reads text only"
 STRINGS: Final = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """String fields of a message that templates read."""
-THOUGHTS: Final = ("thinking", "redacted_thinking", "reasoning")
+REASONING_PARTS: Final = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts in an assistant's content that the model does not read."""
-THOUGHT_FIELDS: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"))
-"""Fields of an assistant's message without content, whose tokens were all thoughts."""
+REASONING_FIELDS: Final = frozenset(("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"))
+"""Fields of an assistant's message without content, whose tokens were all reasoning."""
+WITH_IMAGES: Final = ("user", "tool")
+"""Roles of messages that may have images."""
 RESERVED_VARIABLES: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """Template variables that the request or Jinja sets. chat_template_kwargs can't override them."""
 
@@ -48,6 +51,18 @@ class TextPart(OpenBody, kw_only=True):
 
     type: Annotated[Literal["text"] | None, about(hint=TEXT_ONLY)] = "text"
     text: str
+    cache_control: Annotated[Json, NO_EFFECT] = None
+
+
+class MessagePart(OpenBody, kw_only=True):
+    """A part of a message's content, with the fields of all kinds, for the document alone."""
+
+    type: Annotated[
+        Literal["text", "image_url", "refusal"], about("image_url needs a model with an input for images.")
+    ] = "text"
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+    refusal: str | None = None
     cache_control: Annotated[Json, NO_EFFECT] = None
 
 
@@ -81,7 +96,7 @@ class ChatMessage(OpenBody):
         about("Author of the message; system is the older name of developer."),
     ]
     content: Annotated[
-        str | list[Json] | None, about(expected="a string or a list of parts", shown=(str, list[TextPart]))
+        str | list[Json] | None, about(expected="a string or a list of parts", shown=(str, list[MessagePart]))
     ] = None
     tool_calls: Annotated[
         list[Json] | None, about("Calls of tools by the assistant.", shown=(list[AssistantCall],))
@@ -99,8 +114,13 @@ class ChatMessage(OpenBody):
 class OtherMessage(ChatMessage, forbid_unknown_fields=True):
     """A message of another role, whose unknown fields are refused."""
 
+    tool_calls: Annotated[Json, only([], because="only the assistant calls tools")] = None
+    refusal: Annotated[Json, only(because="only the assistant refuses")] = None
+    annotations: Annotated[Json, only([], because="the model can't read them")] = None
 
-TEXT_PART, REFUSAL_PART, TOOL_CALL = Form(TextPart), Form(RefusalPart), Form(AssistantCall)
+
+PART: Final = Annotated[TextPart, about(expected='a part {"type": "text", "text": string}', hint=TEXT_ONLY)]
+REFUSAL_PART, TOOL_CALL = Form(RefusalPart), Form(AssistantCall)
 ASSISTANT_MESSAGE, OTHER_MESSAGE = Form(ChatMessage), Form(OtherMessage)
 Messages: TypeAlias = Annotated[
     Annotated[list[Json], Meta(min_length=1)],
@@ -130,6 +150,7 @@ async def render_prompt(
     tool_form: Callable[[Json], Json] = for_template,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    images: ChatImages | None = None,
     **given: Json,
 ) -> str:
     """Renders a chat as a prompt that contains its special tokens.
@@ -141,13 +162,21 @@ async def render_prompt(
         tool_form: converts a tool to its form in the prompt.
         add_generation_prompt: whether the prompt ends with the beginning of the assistant's message.
         continue_final_message: whether the prompt ends within the last message.
+        images: gets the images of the messages; None for a route that reads texts alone.
         given: further variables.
 
     Raises:
         InvalidInput: a message is invalid, or the template rejects the messages.
         TooLarge: the chat exceeds a limit.
     """
-    read = read_messages(messages, call.limits, call.context.ignored)
+    read = read_messages(messages, call.limits, call.context.ignored, images)
+    if images:
+        await images.load()
+        if images.form == "url":
+            read = [{**read[0], "content": images.ask(read, tools=bool(tools))}]
+        elif not template.image_placeholder:
+            hint = "the chat template has no place for images"
+            raise InvalidInput(images.first_path, "text", "an image", hint)
     variables = without_nulls(variables or {})
     check_depth("chat_template_kwargs", variables, call.limits)
     for name in variables:
@@ -166,7 +195,11 @@ async def render_prompt(
 Documents: TypeAlias = Annotated[list[dict[str, Json]] | None, about("Documents, for templates that read them.")]
 GenerationPrompt: TypeAlias = Annotated[bool, about("Whether the prompt ends with the start of an answer.")]
 FinalMessage: TypeAlias = Annotated[bool, about("Whether the prompt ends within the last message.")]
-ReasoningEffort: TypeAlias = Annotated[str | None, about("Variable of the template that also sets enable_thinking.")]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""OpenAI's values, and ``max`` as in vLLM."""
+ReasoningEffort: TypeAlias = Annotated[
+    Effort | None, about("Variable of the chat template, which also sets enable_thinking: false for none.")
+]
 OwnTemplate: TypeAlias = Annotated[
     Json, only(because="the service renders only templates of its operator"), about("Refused: a template.")
 ]
@@ -177,6 +210,7 @@ class RenderedChat(Protocol):
 
     messages: Messages
     tools: Tools
+    tool_choice: Json
     documents: Documents
     chat_template_kwargs: TemplateVariables
     add_generation_prompt: bool
@@ -184,8 +218,22 @@ class RenderedChat(Protocol):
     reasoning_effort: ReasoningEffort
 
 
-async def render_chat(call: Call, model: GenerativeModel, chat: RenderedChat) -> str:
-    """Renders a chat as vLLM does, as a prompt that contains its special tokens. Raises InvalidInput or TooLarge."""
+def reasoning_variables(effort: str | None, chosen: Mapping[str, Json] | None) -> dict[str, Json]:
+    """Variables of the chat template for ``reasoning_effort``, as in vLLM. ``chosen`` are the client's own ones."""
+    if effort is None:
+        return {}
+    variables: dict[str, Json] = {"reasoning_effort": effort}
+    if "enable_thinking" not in (chosen or {}):
+        variables["enable_thinking"] = effort != "none"
+    return variables
+
+
+async def render_chat(call: Call, model: GenerativeModel, chat: RenderedChat, images: ChatImages | None = None) -> str:
+    """Renders a chat as the prompt that the model gets, with its special tokens. Raises InvalidInput or TooLarge.
+
+    vLLM's server answers the chats of a model without a predictor, so its tools have vLLM's form. Otherwise the service
+    answers them, so they have its own form.
+    """
     template = require_template(model)
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidInput("continue_final_message", "false", "true", 'or send "add_generation_prompt": false')
@@ -193,19 +241,19 @@ async def render_chat(call: Call, model: GenerativeModel, chat: RenderedChat) ->
     variables: dict[str, Json] = {}
     if chat.documents is not None:
         variables["documents"] = chat.documents
-    if chat.reasoning_effort is not None:
-        variables["reasoning_effort"] = chat.reasoning_effort
-        if "enable_thinking" not in (chat.chat_template_kwargs or {}):
-            variables["enable_thinking"] = chat.reasoning_effort != "none"
+    variables |= reasoning_variables(chat.reasoning_effort, chat.chat_template_kwargs)
+    if not template.supports_tools or (model.has_predictor and chat.tool_choice == "none"):
+        tools = []
     return await render_prompt(
         call,
         template,
         chat.messages,
-        tools=tools if template.supports_tools else [],
+        tools=tools,
         variables=chat.chat_template_kwargs,
-        tool_form=_as_vllm,
+        tool_form=for_template if model.has_predictor else _as_vllm,
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
+        images=images,
         **variables,
     )
 
@@ -220,8 +268,11 @@ def _as_vllm(tool: Mapping[str, Json]) -> dict[str, Json]:
 # Messages
 
 
-def read_messages(items: Sequence[Json], limits: JsonLimits, ignored: list[str]) -> list[dict[str, Json]]:
-    """Converts messages to the form that templates expect: text contents, and objects as arguments of tool calls.
+def read_messages(
+    items: Sequence[Json], limits: JsonLimits, ignored: list[str], images: ChatImages | None = None
+) -> list[dict[str, Json]]:
+    """Converts messages to the form that templates expect: text contents, and objects as arguments of tool calls. A
+    content with images, which ``images`` gets, is a list of parts.
 
     Arguments are JSON in a string, so ``limits`` apply to them separately from the body. An assistant's message may
     have fields of the server or library that made it, such as ``parsed``; they have no effect, and ``ignored`` gets
@@ -232,7 +283,9 @@ def read_messages(items: Sequence[Json], limits: JsonLimits, ignored: list[str])
         TooLarge: the arguments of all calls together exceed the limits.
     """
     functions: dict[Path, dict[str, Json]] = {}
-    messages = [_read_message(message, ("messages", index), functions, ignored) for index, message in enumerate(items)]
+    messages = [
+        _read_message(message, ("messages", index), functions, ignored, images) for index, message in enumerate(items)
+    ]
     check_depth("messages", [message.get("tool_calls") for message in messages], limits)
     texts = [function["arguments"] for function in functions.values() if isinstance(function["arguments"], str)]
     if sum(map(len, texts)) > SMALL_BYTES:
@@ -251,7 +304,11 @@ def read_messages(items: Sequence[Json], limits: JsonLimits, ignored: list[str])
 
 
 def _read_message(
-    value: Json, path: Path, functions: dict[Path, dict[str, Json]], ignored: list[str]
+    value: Json,
+    path: Path,
+    functions: dict[Path, dict[str, Json]],
+    ignored: list[str],
+    images: ChatImages | None,
 ) -> dict[str, Json]:
     """Reads a message. Adds each called function to ``functions`` by its path, with unparsed arguments."""
     is_assistant, unknown = isinstance(value, dict) and value.get("role") == "assistant", list[str]()
@@ -259,17 +316,12 @@ def _read_message(
     for name in unknown:
         note_ignored(f"messages.{name}", ignored)
     calls = message.tool_calls or []
-    if calls and not is_assistant:
-        raise InvalidInput((*path, "tool_calls"), "no calls", describe(calls), "only the assistant calls tools")
     if message.annotations not in (None, []):
-        if not is_assistant:
-            hint = "the model can't read them"
-            raise InvalidInput((*path, "annotations"), "an empty list", describe(message.annotations), hint)
         note_ignored("messages.annotations", ignored)
-    text = _read_content(message, path, ignored)
+    text = _read_content(message, path, ignored, images if message.role in WITH_IMAGES else None)
     if text is None:
-        has_thoughts = is_assistant and not THOUGHT_FIELDS.isdisjoint(without_nulls(value))
-        if not calls and not has_thoughts:
+        has_reasoning = is_assistant and not REASONING_FIELDS.isdisjoint(without_nulls(value))
+        if not calls and not has_reasoning:
             raise InvalidInput((*path, "content"), "a string or a list of parts", "nothing")
         text = ""
     role = "system" if message.role == "developer" else message.role
@@ -282,38 +334,41 @@ def _read_message(
     return rendered
 
 
-def _read_content(message: ChatMessage, path: Path, ignored: list[str]) -> str | None:
-    """Returns the content of a message as text, None without one. An assistant's refusal may replace the content."""
+def _read_content(message: ChatMessage, path: Path, ignored: list[str], images: ChatImages | None) -> Json:
+    """Returns the content of a message as text, or in parts if it has images; None without one. An assistant's refusal
+    may replace the content."""
     text, refusal, is_assistant = message.content, message.refusal, message.role == "assistant"
     if isinstance(text, list):
-        text = _read_parts(text, (*path, "content"), ignored if is_assistant else None)
+        text = _read_parts(text, (*path, "content"), ignored if is_assistant else None, images)
     if refusal is None:
         return text
-    if not is_assistant:
-        raise InvalidInput((*path, "refusal"), "no refusal", "a string", "only the assistant refuses")
     if text and refusal:
         raise InvalidInput((*path, "refusal"), "a content or a refusal", "both")
     return text or refusal
 
 
-def _read_parts(parts: Sequence[Json], path: Path, ignored: list[str] | None) -> str:
-    """Returns the parts of a content as text, on separate lines.
+def _read_parts(
+    parts: Sequence[Json], path: Path, ignored: list[str] | None, images: ChatImages | None
+) -> str | list[Json]:
+    """Returns the parts of a content as text, on separate lines, or as parts if there are images.
 
-    ``ignored`` is given for an assistant's content, which may have refusals, and thoughts, which have no effect; it
+    ``ignored`` is given for an assistant's content, which may have refusals, and reasoning, which has no effect; it
     gets their types. Raises InvalidInput for a part that is not text.
     """
-    texts = []
+    texts: list[Json] = []
     for index, part in enumerate(parts):
-        if not isinstance(part, dict):
-            raise InvalidInput((*path, index), 'a part {"type": "text", "text": string}', describe(part), TEXT_ONLY)
-        kind = part.get("type")
-        if ignored is not None and kind in THOUGHTS:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if ignored is not None and kind in REASONING_PARTS:
             note_ignored(f"messages.content.{kind}", ignored)
         elif ignored is not None and kind == "refusal":
             texts.append(REFUSAL_PART.read(part, path=(*path, index)).refusal)
+        elif kind == "image_url" and images is not None and images.form is not None:
+            texts.append(images.add(part, (*path, index)))
         else:
-            texts.append(TEXT_PART.read(part, path=(*path, index)).text)
-    return "\n".join(texts)
+            texts.append(read_value(part, PART, (*path, index)).text)
+    if all(isinstance(text, str) for text in texts):
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} if isinstance(text, str) else text for text in texts]
 
 
 def _read_calls(

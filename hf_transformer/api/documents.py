@@ -58,8 +58,7 @@ Documents: TypeAlias = Annotated[
     NonEmpty[Json], about("The texts to rank.", expected="a list of texts", shown=(NonEmpty[str | Document],))
 ]
 RankQuery: TypeAlias = Annotated[
-    str | dict[str, Json],
-    about("The text to compare the documents with.", expected="a string", shown=(str, Content)),
+    str | dict[str, Json], about("The text to compare the documents with.", expected="a string", shown=(str, Content))
 ]
 
 
@@ -102,7 +101,7 @@ def read_content(value: Json, path: Path) -> str:
     return "\n".join(part.text for part in CONTENT.read(value, path=path).content)
 
 
-def plain_texts(value: str | list[Json], budget: RequestBudget) -> Json:
+def plain_texts(value: str | list[Json], budget: RequestBudget) -> str | list[Json]:
     """Returns ``input`` with strings in place of Jina's {"text": string}. Other values stay as they are."""
     if isinstance(value, str) or type(value[0]) is int:  # a list of token ids may be longer
         return value
@@ -154,11 +153,7 @@ def render_results(answers: Answers, documents: Sequence[Json]) -> list[Json]:
 def render_meta(answers: Answers, version: str, searches: int = 0) -> dict[str, Json]:
     """Renders Cohere's ``meta``: the version of the API and the numbers of tokens and searches."""
     units: dict[str, Json] = {"search_units": searches} if searches else {"input_tokens": answers.tokens}
-    return {
-        "api_version": {"version": version},
-        "billed_units": units,
-        "tokens": {"input_tokens": answers.tokens},
-    }
+    return {"api_version": {"version": version}, "billed_units": units, "tokens": {"input_tokens": answers.tokens}}
 
 
 def to_base64(vector: Array) -> str:

@@ -68,7 +68,7 @@ class Endpoint:
         answer: Response | Stream | None = None
         context = context_of(request)
         ticket = context.ticket = AdmissionTicket(service.admission)
-        context.budget = Budget(service.limits, ticket)
+        budget = context.budget = Budget(service.limits, ticket)
         trace = None
         if service.tracing is not None:
             context.headers, trace = service.tracing.begin(context.headers)
@@ -85,7 +85,7 @@ class Endpoint:
                 body = await read_body(request, service.max_bytes, ticket)
                 context.arrived = perf_counter()
                 path = request.params if not request.query else with_query(request)
-                call = Call(path, request.headers, body, context, self._limits)
+                call = Call(path, request.headers, body, context, self._limits, budget, len(body))
                 del body  # it would take memory beside its parsed form
                 if call.size > SMALL_BYTES:
                     await service.in_turn(lambda: call.once(self._parse))

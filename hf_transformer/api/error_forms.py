@@ -8,9 +8,12 @@ Source: https://platform.openai.com/docs/guides/error-codes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 
 from hf_transformer.errors import ContextLengthExceeded, RequestError, UnknownModel, show_path
+from hf_transformer.types.request import Json
 
 TOO_LONG = "context_length_exceeded"
 LONG_FIELDS = ("messages", "prompt", "input", "query", "documents")
@@ -64,3 +67,35 @@ def render_for_all(error: RequestError, status: int) -> bytes:
     ``detail`` of Jina, Voyage and NVIDIA NIM."""
     from_openai = orjson.loads(render_error(error, status))
     return orjson.dumps({**from_openai, "message": message_of(error), "detail": message_of(error)})
+
+
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Types of Anthropic's errors by status; others are invalid_request_error below 500, else api_error. Anthropic's status
+of overloaded_error is 529; 503 is the one that proxies know, and clients repeat both."""
+
+
+def anthropic_error(error: RequestError, status: int, request_id: str | None = None) -> dict[str, Json]:
+    """Returns an error in Anthropic's form. Clients look for "prompt is too long", to shorten the conversation.
+
+    Source: https://docs.anthropic.com/en/api/errors
+    """
+    message = str(error)
+    if isinstance(error, ContextLengthExceeded):
+        length = f"{error.got} tokens > {error.limit} maximum" if error.counted else f"{error.limit} tokens maximum"
+        message = f"prompt is too long: {length} ({message})"
+    kind = ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def render_anthropic(error: RequestError, status: int) -> bytes:
+    """Serializes an error in Anthropic's form."""
+    return orjson.dumps(anthropic_error(error, status))

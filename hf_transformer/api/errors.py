@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from types import UnionType
 
 import orjson
 
 from hf_transformer.api.responses import JSON
-from hf_transformer.errors import EmptyList, FieldError, InvalidInput, Path, RequestError, describe
+from hf_transformer.errors import FieldError, InvalidInput, Path, RequestError, describe
 from hf_transformer.observability.logging import names_of
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Context, Json
@@ -48,21 +48,3 @@ def expect(value: Json, kind: type | UnionType, path: Path | str, expected: str)
     if not isinstance(value, kind):
         raise InvalidInput(path, expected, describe(value))
     return value
-
-
-def expect_items(value: Json, path: Path | str, expected: str) -> list[Json]:
-    """Returns a list with at least one element. Raises InvalidInput for any other value, with the field ``path``."""
-    if value == []:
-        raise EmptyList(path, expected)
-    if not isinstance(value, list):
-        raise InvalidInput(path, expected, "nothing" if value is None else describe(value))
-    return value
-
-
-def expect_types(items: list[Json], types: Set[type], path: Path | str, expected: str) -> set[type]:
-    """Returns the types of the items of the list ``path``. Raises InvalidInput for the first item of another type."""
-    present = set(map(type, items))
-    if not present <= types:
-        index = next(index for index, item in enumerate(items) if type(item) not in types)
-        raise InvalidInput((*((path,) if isinstance(path, str) else path), index), expected, describe(items[index]))
-    return present

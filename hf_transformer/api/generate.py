@@ -1,9 +1,5 @@
 """Triton's generate extension: text generation in one response or as server-sent events.
 
-    POST /v2/models/{m}[/versions/{v}]/generate          {"text_input": "...", "parameters": {...}}
-                                                         -> {"model_name", "model_version", "text_output": "..."}
-    POST /v2/models/{m}[/versions/{v}]/generate_stream   -> data: {"model_name", "model_version", "text_output": "..."}
-
 As in the vLLM backend, generate returns the prompt with the text (--return_full_text), and generate_stream only new
 text. A request can override both defaults. A stream has at least one event per text.
 
@@ -32,7 +28,7 @@ from hf_transformer.api.errors import error_json, expect
 from hf_transformer.api.responses import reply
 from hf_transformer.api.service import Service, generative
 from hf_transformer.api.streaming import TextStream, event, not_streamed
-from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
+from hf_transformer.errors import InvalidInput, Path, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.parameters import PROMPT_LOGPROBS, Seed, TextGenerationParameters
 from hf_transformer.generation.task import TextGeneration
@@ -100,8 +96,7 @@ class GenerateBody(BackendParameters, kw_only=True):
     text_input: Annotated[
         str,
         about(
-            "The prompt, also as a list of one.",
-            shown=(str, Annotated[list[str], Meta(min_length=1, max_length=1)]),
+            "The prompt, also as a list of one.", shown=(str, Annotated[list[str], Meta(min_length=1, max_length=1)])
         ),
     ]
     id: Annotated[str | None, about("Name of the request, which the answer repeats.")] = None
@@ -231,8 +226,8 @@ def _merge(payload: Mapping[str, Json]) -> tuple[dict[str, Json], dict[Path, Pat
     paths: dict[Path, Path] = {("parameters", name): (name,) for name in (PROMPT, *merged)}
     source: Path = (SAMPLING,) if SAMPLING in merged else ("parameters", SAMPLING)
     texts = [one.pop(SAMPLING) for one in (merged, nested) if SAMPLING in one]
-    if len(texts) == 2 and texts[0] != texts[1]:
-        raise InvalidInput(SAMPLING, "one value", "another one in parameters")
+    if len(texts) == 2:
+        _check_equal((SAMPLING,), texts[0], texts[1], "another one in parameters")
     sampling: dict[str, Json] = {}
     if texts and texts[0] != "":
         sampling = _normalize(json_parameters(expect(texts[0], str, source, "JSON text"), source))
@@ -240,21 +235,24 @@ def _merge(payload: Mapping[str, Json]) -> tuple[dict[str, Json], dict[Path, Pat
         if misplaced := fields.keys() & ENVELOPE:
             raise unknown_fields(sorted(misplaced), sorted(PARAMETERS), parent)
         for name, value in fields.items():
-            if merged.setdefault(name, value) != value:
-                raise InvalidInput((*parent, name[:40]), "one value", "two", "the request has another value of it")
+            _check_equal((*parent, name[:40]), value, merged.setdefault(name, value), "two in the request")
     paths |= {("parameters", name): (*source, name) for name in sampling}
     return merged, paths, not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
+
+
+def _check_equal(path: Path, value: Json, other: Json, got: str) -> None:
+    """Raises InvalidInput for a field whose value is also in another field, and differs there."""
+    if other is not None and other != value:
+        raise InvalidInput(path, "one value", got)
 
 
 def _convert(body: BackendParameters, names: dict[str, str]) -> None:
     """Converts TensorRT-LLM's parameters to the task's. Adds the client's names of these. Raises InvalidInput."""
     if body.random_seed is not None:
-        if body.seed not in (None, body.random_seed):
-            raise InvalidInput(("parameters", "random_seed"), "one value", "another one in seed")
+        _check_equal(("parameters", "random_seed"), body.random_seed, body.seed, "another one in seed")
         body.seed, names["seed"] = body.random_seed, "random_seed"
     if body.end_id == NO_TOKEN:
-        if body.ignore_eos is False:
-            raise InvalidInput(("parameters", "end_id"), "one value", "another one in ignore_eos")
+        _check_equal(("parameters", "end_id"), True, body.ignore_eos, "another one in ignore_eos")
         body.ignore_eos, names["ignore_eos"] = True, "end_id"
     elif body.end_id is not None:
         if body.stop_token_ids is None:
@@ -266,9 +264,8 @@ def _set_full_text(body: BackendParameters, streamed: bool) -> None:
     """Converts ``exclude_input_in_output`` to ``return_full_text``. A stream omits the prompt by default."""
     exclude = body.exclude_input_in_output
     if exclude is not None:
-        if body.return_full_text is exclude:
-            path = ("parameters", "exclude_input_in_output")
-            raise InvalidInput(path, "the opposite of return_full_text", describe(exclude, quote=True))
+        path = ("parameters", "exclude_input_in_output")
+        _check_equal(path, not exclude, body.return_full_text, "another one in return_full_text")
         body.return_full_text = not exclude
     elif streamed and body.return_full_text is None:
         body.return_full_text = False

@@ -16,20 +16,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
-import orjson
-
 from hf_transformer.api.dialects import tei_form
 from hf_transformer.api.document.operation import PREFIX
 from hf_transformer.api.document.table import OPERATIONS
-from hf_transformer.api.error_forms import render_detail, render_error, render_message
+from hf_transformer.api.error_forms import render_anthropic, render_detail, render_error, render_message
 from hf_transformer.api.errors import RenderError, error_json
 from hf_transformer.api.openai.routes import root_of
-from hf_transformer.errors import RequestError
-
-
-def render_anthropic(error: RequestError, status: int) -> bytes:
-    """Serializes an error in Anthropic's form. Source: https://docs.anthropic.com/en/api/errors"""
-    return orjson.dumps({"type": "error", "error": {"type": "not_found_error", "message": str(error)}})
 
 
 class ForeignRoutes(NamedTuple):
@@ -49,15 +41,11 @@ class ForeignRoutes(NamedTuple):
 CHATS, TEXTS = "{base}/chat/completions answers chats", "{base}/completions and /v2/models/NAME/generate generate text"
 VECTORS = "{base}/embeddings returns the vectors of texts"
 FOREIGN = (
-    ForeignRoutes(
-        r"v1/messages/count_tokens",
-        "POST /tokenize with messages returns the count of a prompt's tokens",
-        render_anthropic,
-    ),
-    ForeignRoutes(r"v1/messages(/.*)?|v1/complete", CHATS, render_anthropic),
+    ForeignRoutes(r"v1/messages/.+", "the service has /v1/messages and /v1/messages/count_tokens", render_anthropic),
+    ForeignRoutes(r"v1/complete", "/v1/messages answers chats", render_anthropic),
     ForeignRoutes(r"(openai/)?deployments/[^/]+/.+", "Azure's deployments are models: {url}", render_error),
     ForeignRoutes(
-        r"(v1/)?(chat/)?completions/derender", "POST /detokenize returns the text of token ids", render_error
+        r"(chat/)?completions/derender", "POST /v1/completions/derender returns the text of token ids", render_error
     ),
     ForeignRoutes(
         r"(v1/)?(responses|chat/completions|completions|conversations)/.+|(v1/)?conversations",
@@ -65,7 +53,7 @@ FOREIGN = (
         render_error,
     ),
     ForeignRoutes(
-        r"(v1/)?(moderations|batches|files|uploads|audio|images|videos|realtime|fine_tuning|fine-tunes|assistants|threads"
+        r"(v1/)?(batches|files|uploads|audio|images|videos|realtime|fine_tuning|fine-tunes|assistants|threads"
         r"|vector_stores|containers|evals|edits)(/.*)?",
         "the service has no such route; it has {routes} below {base}",
         render_error,

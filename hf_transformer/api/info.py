@@ -1,8 +1,5 @@
 """Information about the served models, for web pages and clients.
 
-    GET /v1/models/{m}/info     task, labels, limits, protocols, examples, ...
-    GET /info[?model={m}]       a model in the format of text-embeddings-inference, and the state of all models
-
 Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/openapi.json (Info)
 """
 
@@ -17,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from starlette.requests import Request
 
 from hf_transformer import __version__
+from hf_transformer.api.anthropic.messages import PATHS
 from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.api.responses import JsonResponse, View, json_view
@@ -64,10 +62,7 @@ def views(service: Service, settings: InfoSettings) -> dict[str, View]:
         model = models.find(models.names[0] if name is None else name)
         return JsonResponse({**describe_as_tei(model, settings), **about})
 
-    return {
-        "v1ModelInfo": json_view(lambda model: describe_model(models.find(model), settings)),
-        "info": show,
-    }
+    return {"v1ModelInfo": json_view(lambda model: describe_model(models.find(model), settings)), "info": show}
 
 
 async def describe_models(models: Models) -> dict[str, Json]:
@@ -139,11 +134,13 @@ def documentation_address(project_urls: Sequence[str]) -> str | None:
 def _protocols(model: Model, settings: InfoSettings) -> dict[str, Json]:
     """The routes that run a model."""
     base = f"{root_of(settings.openai_prefix)}/v1"
+    chats = isinstance(model, GenerativeModel) and model.chat_template is not None
     return {
         "v1": f"/v1/models/{model.name}:predict",
         "v2": f"/v2/models/{model.name}/infer",
         "grpc_port": settings.grpc_port,
         "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if model.task.name in tasks],
+        **({"anthropic": [*PATHS]} if chats else {}),
         **({"generate": f"/v2/models/{model.name}/generate"} if isinstance(model, GenerativeModel) else {}),
     }
 

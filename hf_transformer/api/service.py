@@ -48,10 +48,7 @@ class Models:
     """
 
     def __init__(
-        self,
-        models: Iterable[Model] = (),
-        ready_when: Literal["all", "any"] = "all",
-        board: WorkerBoard | None = None,
+        self, models: Iterable[Model] = (), ready_when: Literal["all", "any"] = "all", board: WorkerBoard | None = None
     ) -> None:
         self.absent: dict[str, str] = {}
         """The reasons why models are not served: they are still loading, or can't be loaded."""
@@ -252,6 +249,8 @@ class Models:
                 errors = []
         if errors:
             return errors[0] if len(errors) == 1 else NotReady("; ".join(map(str, errors)))
+        if self._board is not None and self._board.lacks_batcher:
+            return NotReady("the process that forms the batches of all --workers is being started")
         if self._board is not None and (model is None or len(self._served) == 1):
             if waiting_for := self._board.waiting_for:
                 name = f"model {models[0].name!r}" if len(models) == 1 else "the service"

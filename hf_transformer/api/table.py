@@ -5,6 +5,8 @@ It also has the OpenAI API's embeddings and rerank at the paths of other servers
     POST /embeddings, /v1/embeddings    text-embeddings-inference, vLLM, Jina, Voyage, NVIDIA NIM
     POST /rerank, /v1/rerank            vLLM, Jina, Voyage, Cohere v1; a body with ``documents``
     POST /infinity/embeddings, /infinity/rerank     Infinity
+
+vLLM's routes for Responses and Messages are in openai/ and anthropic/, which read their bodies.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from hf_transformer.api.anthropic import rendering as messages
+from hf_transformer.api.anthropic.bodies import MESSAGES_FORM
 from hf_transformer.api.bodies import TASKS
 from hf_transformer.api.call import Call
-from hf_transformer.api.dialects import cohere, jina, nim, render, tei, vllm, voyage
-from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path
+from hf_transformer.api.dialects import cohere, derender, jina, nim, presidio, render, tei, vllm, voyage
+from hf_transformer.api.dialects.routes import DialectRoute, Table, by_path, vllm_route
 from hf_transformer.api.error_forms import render_for_all
 from hf_transformer.api.openai import embeddings, rerank
+from hf_transformer.api.openai import rendering as responses
+from hf_transformer.api.rendered import RenderedRequest, TokenizeResponse
 from hf_transformer.api.service import Service
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
@@ -57,10 +63,20 @@ OPENAI = (
     _embeddings("/infinity/embeddings", "infinity"),
     _openai("/infinity/rerank", "infinity", "rerank", INFINITY_RERANK, rerank.InfinityRerankResponse),
 )
+
+
+RENDERED = (
+    vllm_route("/v1/messages/render", MESSAGES_FORM, messages.render, RenderedRequest),
+    vllm_route("/v1/responses/render", responses.RENDER_FORM, responses.render, RenderedRequest),
+    vllm_route("/tokenize", responses.TOKENIZE_FORM, responses.tokenize, TokenizeResponse),
+    vllm_route(
+        "/tokenize", messages.TOKENIZE_FORM, messages.tokenize, TokenizeResponse, prefers=messages.is_conversation
+    ),
+)
 ROUTES: Table = by_path(
     (
         *(*OPENAI, *tei.ROUTES, *cohere.ROUTES, *jina.ROUTES, *voyage.ROUTES),
-        *(*vllm.ROUTES, *render.ROUTES, *nim.ROUTES),
+        *(*vllm.ROUTES, *render.ROUTES, *RENDERED, *derender.ROUTES, *nim.ROUTES, *presidio.ROUTES),
     )
 )
 """Each path with its dialects. Errors of a body that can't be read have the form of the first."""

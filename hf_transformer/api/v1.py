@@ -26,11 +26,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import quote
 
 import orjson
+from msgspec import Meta
 from starlette.requests import Request
 
+from hf_transformer.api.body import decoded
 from hf_transformer.api.call import Call, apply_triton_parameters, new_request_id
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.errors import error_json
@@ -42,15 +45,36 @@ from hf_transformer.errors import EmptyList, InvalidInput, RequestError, Unsuppo
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
 from hf_transformer.protocol.json_text import SMALL_BYTES, parse_json
-from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types.fields import Form, OpenBody, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import Names
 from hf_transformer.types.request import Answers, Context, Json, Query
 
-CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
+EVENT_HEADERS = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
 """The required headers of a CloudEvent in binary mode."""
 EVENT, EVENTS = b"application/cloudevents+json", b"application/cloudevents"
 """The content type of a structured CloudEvent in JSON, and the prefix of all CloudEvent content types."""
+Attribute: TypeAlias = Annotated[
+    str,
+    Meta(min_length=1),
+    about("An attribute of every CloudEvent.", expected="a non-empty string, as in every CloudEvent"),
+]
+
+
+class CloudEvent(OpenBody, kw_only=True):
+    """A CloudEvent in structured mode. Other attributes have no effect."""
+
+    specversion: Annotated[Literal["1.0"], about("The version of CloudEvents.")]
+    id: Attribute
+    source: Attribute
+    type: Attribute
+    data: Annotated[Json, about("The body of a request.")] = None
+    data_base64: Annotated[
+        str | None, about("The data as JSON in base64.", expected="JSON in base64 (RFC 4648)", instead_of="data")
+    ] = None
+
+
+CLOUD_EVENT = Form(CloudEvent)
 
 
 def endpoints(service: Service) -> dict[str, Endpoint]:
@@ -63,7 +87,8 @@ def endpoints(service: Service) -> dict[str, Endpoint]:
             query = await service.in_turn(lambda: parse_event(call)) if call.size > SMALL_BYTES else parse_event(call)
         else:
             query = parse(call.json())
-        query.parameters = apply_triton_parameters(query.parameters, call.context)
+        if query.parameters:
+            query.parameters = apply_triton_parameters(query.parameters, call.context)
         if len(query.instances) > most:
             call.budget.few(query.name, query.instances)  # generation checks the count after parsing
         if query.parameters and wants_stream(model.task, query.parameters):
@@ -75,7 +100,7 @@ def endpoints(service: Service) -> dict[str, Endpoint]:
         if structured:
             data = {**event_attributes(call.context.model_name), "data": orjson.Fragment(body)}
             return reply(orjson.dumps(data), EVENT)
-        if call.headers.keys() >= CLOUD_EVENT:
+        if call.headers.keys() >= EVENT_HEADERS:
             attributes = event_attributes(call.context.model_name).items()
             return reply(body, JSON, *[(b"ce-" + name.encode(), value.encode()) for name, value in attributes])
         return reply(body)
@@ -128,37 +153,21 @@ def parse_event(call: Call) -> Query:
             f"Content-Type: expected {EVENT.decode()}, got {content_type[:60].decode('latin-1')!r}; send one event in "
             "this format, or with ce-* headers"
         )
-    event = call.json()
-    if not isinstance(event, dict):
-        raise InvalidInput("body", "a CloudEvent, which is an object", describe(event))
-    for name in ("specversion", "id", "source", "type"):
-        value = event.get(name)
-        if not isinstance(value, str) or not value:
-            got = "an empty string" if value == "" else describe(value) if name in event else "nothing"
-            raise InvalidInput(name, "a non-empty string, as in every CloudEvent", got)
-    if event["specversion"] != "1.0":
-        raise InvalidInput("specversion", '"1.0"', repr(event["specversion"][:40]))
-    data, encoded = event.get("data"), event.get("data_base64")
-    if (data is None) == (encoded is None):
-        raise InvalidInput("data", "data or data_base64", "neither" if data is None else "both")
-    field = "data_base64" if data is None else "data"
+    event = CLOUD_EVENT.read(call.json())
+    if event.data is None and event.data_base64 is None:
+        raise InvalidInput("data", "data or data_base64", "neither")
+    field = "data_base64" if event.data is None else "data"
     call.context.field_names = Names({("body",): (field,)})
-    return parse(_decode(encoded, call) if data is None else data)
+    return parse(event.data if event.data_base64 is None else _decode(event.data_base64, call))
 
 
-def _decode(data: Json, call: Call) -> Json:
+def _decode(data: str, call: Call) -> Json:
     """Parses an event's base64-encoded JSON. Raises RequestError."""
     try:
-        if not isinstance(data, str):
-            raise ValueError
         text = base64.b64decode(data, validate=True)
     except ValueError:  # also binascii.Error, a subclass
-        got = "another string" if isinstance(data, str) else describe(data)
-        raise InvalidInput("body", "JSON in base64 (RFC 4648)", got) from None
-    try:
-        return parse_json(text, call.limits, call.budget.hold_parsed)
-    except Malformed as error:
-        raise InvalidInput(*error.args) from None
+        raise InvalidInput("body", "JSON in base64 (RFC 4648)", "another string") from None
+    return decoded(parse_json, text, call.limits, call.budget.hold_parsed)
 
 
 def render(answers: Answers) -> dict[str, Json]:

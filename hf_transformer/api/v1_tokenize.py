@@ -1,8 +1,5 @@
 """The served model's tokenizer over V1, for clients that count tokens or need token ids.
 
-    POST /v1/models/{m}:tokenize    {"instances": [text | {"text", "text_pair"}]} -> {"predictions": [{"ids", ...}]}
-    POST /v1/models/{m}:detokenize  {"instances": [[id, ...]]}                    -> {"predictions": [text]}
-
 Tokenization does not truncate texts. The response describes the truncation in the predict route.
 """
 

@@ -1,19 +1,5 @@
 """The Open Inference Protocol (V2) over REST.
 
-    GET  /v2[/]                                     {"name", "version", "extensions"}
-    GET  /v2/health/live                            {"live": true}
-    GET  /v2/health/ready                           {"ready": true}, 503 if a model is not ready
-    GET  /v2/models                                 {"models": ["bert"]}
-    GET  /v2/models/{m}[/versions/{v}]              {"name", "versions", "platform", "inputs", "outputs"}
-    GET  /v2/models/{m}[/versions/{v}]/config       the model configuration in Triton's format
-    GET  /v2/models/{m}[/versions/{v}]/stats        counts and durations of requests, in Triton's format
-    GET  /v2/models/stats                           the statistics of all models
-    GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 if it is not ready
-    POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or binary format
-    POST /v2/repository/index                       {"ready": false} -> [{"name", "version", "state", "reason"}]
-    POST /v2/repository/models/{m}/load             {} -> nothing (--enable_model_control)
-    POST /v2/repository/models/{m}/unload           {"parameters": {"unload_dependents": false}} -> nothing
-
 Sources: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md, and
 extension_statistics.md and extension_model_repository.md in
 https://github.com/triton-inference-server/server/tree/main/docs/protocol
@@ -31,7 +17,7 @@ import orjson
 from starlette.requests import Request
 
 from hf_transformer import __version__
-from hf_transformer.api.body import to_utf8
+from hf_transformer.api.body import decoded, to_utf8
 from hf_transformer.api.call import Call, apply_triton_parameters
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.errors import error_json, expect
@@ -47,7 +33,6 @@ from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_server_codec import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.server_codec import InferRequest, note_unknown
-from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.fields import Body, Form, OpenBody, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json
@@ -74,8 +59,7 @@ class RepositoryIndexRequest(OpenBody):
 
 class LoadRequest(OpenBody):
     parameters: Annotated[
-        dict[str, Json] | None,
-        about("Empty: only the operator changes a model's files.", schema={"maxProperties": 0}),
+        dict[str, Json] | None, about("Empty: only the operator changes a model's files.", schema={"maxProperties": 0})
     ] = None
 
 
@@ -84,7 +68,7 @@ class UnloadParameters(Body):
 
 
 class UnloadRequest(OpenBody):
-    parameters: Annotated[dict[str, Json] | None, about(shown=(UnloadParameters, None))] = None
+    parameters: Annotated[dict[str, Json] | None, about("Triton's parameters.", shown=(UnloadParameters, None))] = None
 
 
 INDEX: Final = Form(RepositoryIndexRequest)
@@ -296,9 +280,6 @@ def _check_named(model: Model, chosen: str, request: InferRequest) -> None:
 def _parse(call: Call, max_texts: int) -> InferRequest:
     """Parses the tensors of a call. A body with binary tensors has no charset. Raises RequestError."""
     length, hold = call.headers.get(HEADER), call.budget.hold_parsed
-    try:
-        if length is None:
-            return decode_infer_request(to_utf8(call.body, call.headers), None, max_texts, hold)
-        return decode_infer_request(call.body, parse_header_length(length), max_texts, hold)
-    except Malformed as error:
-        raise InvalidInput(*error.args) from error
+    if length is None:
+        return decoded(decode_infer_request, to_utf8(call.body, call.headers), None, max_texts, hold)
+    return decoded(decode_infer_request, call.body, decoded(parse_header_length, length), max_texts, hold)

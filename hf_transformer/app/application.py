@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from hf_transformer.api import generate, health, info, openapi, v1, v1_tokenize, v2
+from hf_transformer.api.anthropic import messages as anthropic
 from hf_transformer.api.auth import CONTROL_KEYS, ApiKeys
 from hf_transformer.api.dialects import routes as dialects
 from hf_transformer.api.document.operation import MODEL
@@ -32,6 +34,7 @@ from hf_transformer.app.settings import limits_of, predictor_settings, sandbox_o
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
+from hf_transformer.core.remote import BatcherLink
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.extras import install_command
 from hf_transformer.generation.model import GenerativeModel
@@ -60,6 +63,7 @@ def build_app(
     diagnose: Diagnose | None = None,
     trusted_proxies: str | None = None,
     entries: ModelEntries | None = None,
+    introductions: socket.socket | None = None,
 ) -> AsgiApplication:
     """Builds the service.
 
@@ -70,6 +74,7 @@ def build_app(
         trusted_proxies: the addresses with a trusted X-Forwarded-For; None trusts only loopback addresses.
         entries: declares the models of --models or --model_repository, which load after the start; None for the model
             of ``config``.
+        introductions: brings connections to the process that forms the batches of all workers; None forms them here.
     """
     if board is not None:
         board.claim()
@@ -78,7 +83,8 @@ def build_app(
     latency_log = LatencyLog() if config.enable_latency_logging else None
     warns = board is None or board.index == 0
     sandbox = sandbox_of(config)
-    factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns, sandbox)
+    link = None if introductions is None else BatcherLink(introductions)
+    factory = ModelFactory(metrics, executor, Connections(), latency_log, diagnose, warns, sandbox, link)
     tracing = open_tracing(config)
     models = Models(ready_when=config.ready_when, board=board)
     metrics.watch_unserved(lambda: models.unserved_since)
@@ -104,7 +110,7 @@ def build_app(
     shared_metrics = None if board is None else metrics.share(board)
     renewing = [_running(known.keep_renewing) for known in (keys, control_keys) if known is not None]
     first = None if board is None else _ready_first(models, board)
-    resources = shared_metrics, tracing, sandbox.children, model_set, *renewing, first, grpc
+    resources = shared_metrics, tracing, sandbox.children, link, model_set, *renewing, first, grpc
     inner = starlette_app(config, service, lambda app: _lifespan(service, executor, latency_log, resources))
     # After a signal, HTTP, streams and gRPC have the same grace period.
     ends = [model_set.start_shutdown, lambda: service.streams.end_within(config.grace_period_seconds)]
@@ -206,6 +212,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
         **v2.endpoints(service),
         **generate.endpoints(service),
         **openai.endpoints(service),
+        **anthropic.endpoints(service),
     }
     by_path = dict(dialects.endpoints(service, ROUTES))
     endpoints: list[tuple[str, Handler]] = []
@@ -217,7 +224,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
         Router(endpoints, service.models.names),
         fallback,
         service.models.names,
-        dialects.errors_by_path(ROUTES, openai.errors_by_path(prefix)),
+        anthropic.errors_by_path(dialects.errors_by_path(ROUTES, openai.errors_by_path(prefix))),
         service.metrics,
         settings,
     )

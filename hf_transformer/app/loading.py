@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hf_transformer.app.moderation import read_moderation
+from hf_transformer.app.personal_data import read_personal_data
 from hf_transformer.app.settings import check_stride, flags_without_effect, scheduler_settings, task_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.scheduler import MAX_STEP_OUTPUT_BYTES
@@ -20,16 +22,26 @@ from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers, Servable, TaskSettings
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.causal_rerank import CausalRerank
+from hf_transformer.tasks.entities import entities_of
+from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.playground import read_playground
 from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification
+from hf_transformer.tokenizer.image_tokens import ImageTokens, read_image_tokens
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.reranker_files import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
+from hf_transformer.tokenizer.shared import SharedEngines
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
+from hf_transformer.types.tokenization import UserTokens
 
 if TYPE_CHECKING:
     from hf_transformer.generation.chat import ChatTemplate
+    from hf_transformer.generation.responses.model import ModelResponses
 
 
 logger = logging.getLogger(__name__)
@@ -45,22 +57,25 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedGenerativeModel(LoadedModel):
-    """A loaded generative model. ``chat_template`` is None for a model without chat support."""
+    """A loaded generative model. ``chat_template`` is None for a model without chat support, and ``responses`` for
+    one whose answers stay as they are."""
 
     task: TextGeneration
     settings: GeneratorSettings
     chat_template: ChatTemplate | None = None
+    responses: ModelResponses | None = None
+    image_tokens: ImageTokens | None = None
 
 
-def load_model(config: Config) -> LoadedModel:
-    """Loads the tokenizer and the task.
+def load_model(config: Config, engines: SharedEngines | None = None) -> LoadedModel:
+    """Loads the tokenizer and the task. ``engines`` are those of the other models, for equal tokenizers.
 
     Raises:
         LoadError: a file is missing or invalid.
         ConfigError: a flag does not fit the task.
     """
     try:
-        return _load_model(config)
+        return _load_model(config, engines)
     except BaseException as error:
         # The tokenizers library raises PanicException, a BaseException, for some broken files.
         is_panic = type(error).__name__ == "PanicException"
@@ -70,7 +85,7 @@ def load_model(config: Config) -> LoadedModel:
         raise LoadError(f"the files of the model {config.model_name!r} can't be loaded: {detail}") from error
 
 
-def _load_model(config: Config) -> LoadedModel:
+def _load_model(config: Config, engines: SharedEngines | None) -> LoadedModel:
     files = find_model_files(
         config.model_id,
         config.model_dir,
@@ -106,6 +121,20 @@ def _load_model(config: Config) -> LoadedModel:
         from hf_transformer.app.rerank_template import prepare_reranker  # imports Jinja
 
         settings = replace(settings, reranker=prepare_reranker(config, files, tokenizer))
+    if engines is not None:
+        tokenizer.share(engines)
+    if task is SequenceClassification:
+        labels = read_labels(files.config)
+        moderation = read_moderation(config.moderation_categories, config.moderation_threshold, labels)
+        settings = replace(settings, moderation=moderation)
+    if task is TokenClassification:
+        settings = replace(settings, personal_data=read_personal_data(config, entities_of(read_labels(files.config))))
+    if task is ZeroShotTokenClassification:
+        settings = replace(
+            settings,
+            personal_data=read_personal_data(config, [label.strip() for label in (config.labels or "").split(",")]),
+        )
+    scope = user_tokens(config, task)
     check_stride(task, settings)
     loaded_task = task(settings)
     _warn(config, task, settings)
@@ -113,16 +142,46 @@ def _load_model(config: Config) -> LoadedModel:
         adapters = f"--adapters={','.join(config.adapters)}"
         raise ConfigError(f"{adapters}: expected a model for {TextGeneration.name}, got {task.name}")
     if isinstance(loaded_task, TextGeneration):
-        from hf_transformer.generation.chat import load_chat_template  # imports Jinja
-
-        if config.verify_structured_output:
-            require_extra()
-        generator = _generator_settings(config, files, tokenizer)
-        template = load_chat_template(files.tokenizer_folder, config.chat_template, tokenizer.special_tokens)
-        return LoadedGenerativeModel(tokenizer, loaded_task, generator, template)
+        return _load_generative(config, files, tokenizer, loaded_task, scope)
+    if scope is not None:
+        tokenizer.user_tokens_as_letters(scope)
     if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
+    if config.response_template != "auto" or config.tool_call_parser or config.reasoning_parser:
+        flags = "--response_template, --tool_call_parser and --reasoning_parser"
+        logger.warning("%s have no effect for %s", flags, task.name)
     return LoadedModel(tokenizer, loaded_task)
+
+
+def _load_generative(
+    config: Config, files: ModelFiles, tokenizer: Tokenizer, task: TextGeneration, scope: UserTokens | None
+) -> LoadedGenerativeModel:
+    """Loads the templates of prompts and of answers. ``scope`` has the texts whose special tokens are letters."""
+    from hf_transformer.app.response_template import load_responses  # imports regex
+    from hf_transformer.generation.chat import load_chat_template  # imports Jinja
+    from hf_transformer.generation.user_texts import UserTexts
+
+    if config.verify_structured_output:
+        require_extra()
+    generator = _generator_settings(config, files, tokenizer)
+    template = load_chat_template(files.tokenizer_folder, config.chat_template, tokenizer.special_tokens)
+    source = "" if template is None else template.source
+    if scope is not None:
+        tokenizer.user_tokens_as_letters(scope, source)
+        if template is not None:
+            template.user_texts = UserTexts(tokenizer.control_tokens(source))
+    responses = load_responses(config, files.tokenizer_folder, source, tokenizer)
+    images = _image_tokens(files)
+    return LoadedGenerativeModel(tokenizer, task, generator, template, responses, images)
+
+
+def _image_tokens(files: ModelFiles) -> ImageTokens | None:
+    """Reads the processor of images, without which only the render routes lack images."""
+    try:
+        return read_image_tokens(files.model_folder, files.config)
+    except LoadError as error:
+        logger.warning("the render routes refuse images: %s", error)
+        return None
 
 
 def _warn(config: Config, task: type[Servable], settings: TaskSettings) -> None:
@@ -133,9 +192,31 @@ def _warn(config: Config, task: type[Servable], settings: TaskSettings) -> None:
         logger.warning("--rerank_template and --rerank_tokens have no effect for %s", kind)
     if any(settings.cross_encoder.prompts.values()) and not issubclass(task, Rerank):
         logger.warning("the prompts of this CrossEncoder have no effect for %s, only for --task=rerank", task.name)
+    if config.moderation_categories is not None and task is not SequenceClassification:
+        logger.warning("--moderation_categories has no effect for %s", task.name)
+    if task is not TokenClassification:
+        masking = {"mask_key_file": config.mask_key_file, "entity_names": config.entity_names}
+        for name in (name for name, value in masking.items() if value is not None):
+            logger.warning("--%s has no effect for %s", name, task.name)
+        if config.enable_pii_patterns:
+            logger.warning("--enable_pii_patterns has no effect for %s", task.name)
     for flag in flags_without_effect(task, config):
         logger.warning("%s has no effect for %s", flag, task.name)
+    if task is FillMask and config.user_special_tokens == "text":
+        logger.warning("--user_special_tokens=text has no effect for %s, whose texts have mask tokens", task.name)
     read_playground(settings.model_config, logger.warning)
+
+
+def user_tokens(config: Config, task: type[Servable]) -> UserTokens | None:
+    """Reads --user_special_tokens: the plain strings whose special tokens are letters; None for no text at all.
+
+    A chat's template says by itself which parts users wrote, see PromptText.
+    """
+    if task is FillMask or config.user_special_tokens == "tokens":
+        return None
+    if config.user_special_tokens == "text" or issubclass(task, Rerank):
+        return "all"
+    return "none" if issubclass(task, TextGeneration) else "pairs"
 
 
 def reranker_class(model_config: Mapping[str, Json], sentences: SentenceTransformers | None) -> type[Servable]:
@@ -157,4 +238,5 @@ def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer)
         scheduling=scheduler_settings(config, 1, MAX_STEP_OUTPUT_BYTES),
         cache_budget=CacheBudget(config.max_cache_bytes),
         structured_output_form=config.structured_output_form,
+        structured_output_reasoning=config.structured_output_reasoning,
     )

@@ -15,36 +15,31 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
 from hf_transformer.api.bodies import TASKS as OPENAI_TASKS
 from hf_transformer.api.service import UNLOADED, Model, Models
 from hf_transformer.app.loading import LoadedGenerativeModel, LoadedModel, load_model
-from hf_transformer.app.pipelines import Diagnose, PipelineBuilder
-from hf_transformer.app.settings import predictor_settings
+from hf_transformer.app.pipelines import Diagnose, PipelineBuilder, RemoteBatches
+from hf_transformer.app.settings import image_limits, predictor_settings
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
 from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel
+from hf_transformer.core.remote import BatcherLink, PredictorRecipe
 from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile, identity
-from hf_transformer.errors import (
-    LoadError,
-    NotReady,
-    PredictorTimeout,
-    TransformerError,
-    UnknownModel,
-    without_folders,
-)
+from hf_transformer.errors import LoadError, NotReady, PredictorTimeout, TransformerError, UnknownModel, without_folders
 from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import Connections, open_predictor
+from hf_transformer.predictor import Connections
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tokenizer.shared import SharedEngines
 from hf_transformer.types.request import Json
 
 logger = logging.getLogger(__name__)
@@ -62,7 +57,7 @@ READY_POLL_SECONDS = 0.05
 class ModelFactory:
     """Makes models from their configuration and files. All models share the threads, metrics and connections.
 
-    ``warns`` is set for only one of several workers.
+    ``warns`` is set for only one of several workers. ``link`` leads to the process that forms their batches.
     """
 
     metrics: Metrics
@@ -72,23 +67,31 @@ class ModelFactory:
     diagnose: Diagnose | None = None
     warns: bool = True
     sandbox: Sandbox = field(default_factory=Sandbox)
+    link: BatcherLink | None = None
 
     def make(self, declared: DeclaredModel, loaded: LoadedModel) -> Deployment:
         """Makes a model and its predictor, which are not running yet. Raises ConfigError for invalid settings."""
         config = declared.config
         metrics = self.metrics.of(config.model_name)
         metrics.show_apis(apis_of(config, loaded.task.name))
-        predictor = open_predictor(
-            config.predictor_protocol,
-            predictor_settings(config, warns=self.warns),
-            metrics,
+        link = None if isinstance(loaded, LoadedGenerativeModel) else self.link
+        settings = predictor_settings(config, warns=self.warns or link is not None)
+        recipe = PredictorRecipe(
+            model_name=config.model_name,
+            protocol=config.predictor_protocol,
+            settings=settings,
             retries=config.predictor_request_retries,
             retry_budget=config.predictor_retry_budget,
             circuit_failures=config.predictor_circuit_failures,
-            connections=self.connections,
             embeds=isinstance(loaded.task, TextEmbedding),
         )
-        build = PipelineBuilder(config, loaded, predictor, metrics, self.executor, self.diagnose, self.sandbox)
+        # The batches of a linked model, and so their shared memory, are in the batcher.
+        own = recipe if link is None else replace(recipe, settings=replace(settings, shared_memory_bytes=0))
+        predictor = own.open(metrics, self.connections)
+        batches = None if link is None else RemoteBatches(link, recipe)
+        build = PipelineBuilder(
+            config, loaded, predictor, metrics, self.executor, self.diagnose, self.sandbox, batches=batches
+        )
         shared: dict[str, Any] = {
             "checks": CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds),
             "latency_log": self.latency_log,
@@ -101,12 +104,28 @@ class ModelFactory:
         if isinstance(loaded, LoadedGenerativeModel):
             generative, template = tokenizing or partial(build.generative, loaded), loaded.chat_template
             model = GenerativeModel(
-                config.model_name, loaded.task, predictor, generative, metrics, chat_template=template, **shared
+                config.model_name,
+                loaded.task,
+                predictor,
+                generative,
+                metrics,
+                chat_template=template,
+                responses=loaded.responses,
+                image_limits=image_limits(config),
+                image_tokens=loaded.image_tokens,
+                end_ids=loaded.settings.eos_ids,
+                **shared,
             )
         else:
             pipeline = tokenizing or build.predictive
             model = ServedModel(config.model_name, loaded.task, predictor, pipeline, metrics, **shared)
         return Deployment(declared, model, predictor)
+
+    def forget(self, name: str) -> None:
+        """Removes the metrics of a model that is no longer served."""
+        self.metrics.forget(name)
+        if self.link is not None:
+            self.link.forget(name)
 
 
 def apis_of(config: Config, task: str) -> list[str]:
@@ -179,6 +198,7 @@ class ModelSet:
         self._factory = factory
         self._board = board
         self._on_change = on_change or (lambda name, config: None)
+        self._engines = SharedEngines()
         self._deployed = {deployment.model.name: deployment for deployment in deployed}
         self._declared: dict[str, DeclaredModel] = {}
         self._unloaded: frozenset[str] = frozenset()
@@ -359,13 +379,13 @@ class ModelSet:
             self._serve(deployment)
         self._models.set_error(name, "")
         if name not in self._declared and name not in self._deployed:
-            self._factory.metrics.forget(name)
+            self._factory.forget(name)
             self._on_change(name, None)
         async with self._changed:
             self._changed.notify_all()
 
     async def _start(self, target: DeclaredModel) -> Deployment:
-        loaded = await asyncio.to_thread(load_model, target.config)
+        loaded = await asyncio.to_thread(load_model, target.config, self._engines)
         deployment = self._factory.make(target, loaded)
         await deployment.start()
         return deployment
@@ -431,7 +451,7 @@ class ModelSet:
 
 def folders_of(config: Config) -> list[str]:
     """Lists the paths in the flags of a model's files."""
-    paths = [config.model_dir, config.model_id, config.chat_template, config.rerank_template]
+    paths = [config.model_dir, config.model_id, config.chat_template, config.response_template, config.rerank_template]
     return [path for path in paths if path is not None and os.path.isabs(path)]
 
 

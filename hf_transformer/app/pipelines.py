@@ -12,11 +12,11 @@ from typing import Any, cast
 from hf_transformer.app.loading import LoadedGenerativeModel, LoadedModel
 from hf_transformer.app.settings import limits_of, max_shared_bytes, scheduler_settings
 from hf_transformer.config.options import Config
-from hf_transformer.core.batch import EncodingBatchBuilder, PaddingPolicy, padding_buckets
-from hf_transformer.core.batch_costs import BatchCosts
+from hf_transformer.core.batch import PaddingPolicy, padding_buckets
 from hf_transformer.core.batch_rules import batch_rules
 from hf_transformer.core.contract import ContractError, Signature, fit_signature
 from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline, TokenizingPipeline
+from hf_transformer.core.remote import BatcherLink, PredictorRecipe, RemoteScheduler, SchedulerRecipe
 from hf_transformer.core.scheduler import MAX_STEP_OUTPUT_BYTES, ConcurrencyLimit, Scheduler
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.build import make_generator
@@ -32,11 +32,12 @@ from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Servable, Task
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.representations import Representations, fit_outputs
+from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types.request import Context, Json
 from hf_transformer.types.tensors import ModelSpec
-from hf_transformer.types.tokenization import TextInput
+from hf_transformer.types.tokenization import Encoding, TextInput
 
 texts_logger = logging.getLogger("hf_transformer.requests")
 
@@ -72,6 +73,14 @@ class FittedBinding(ModelBinding):
         return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteBatches:
+    """The process that forms the batches, and what it makes a model's predictor from."""
+
+    link: BatcherLink
+    predictor: PredictorRecipe
+
+
 Diagnose = Callable[[ModelBinding], None]
 """Examines a new binding, and gives advice in the log or in the report of hf-transformer doctor."""
 
@@ -81,7 +90,7 @@ class PipelineBuilder:
     """Builds the pipeline for a model of the predictor, and calls ``diagnose`` with the binding.
 
     All pipelines of a builder share the predictor's concurrency limit and cache budget, since running requests keep the
-    pipeline of a replaced model.
+    pipeline of a replaced model. The batches of a predictive task form in this process, or at ``batches``.
     """
 
     config: Config
@@ -92,6 +101,7 @@ class PipelineBuilder:
     diagnose: Diagnose | None = None
     sandbox: Sandbox = field(default_factory=Sandbox)
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
+    batches: RemoteBatches | None = None
 
     def __post_init__(self) -> None:
         self.metrics.watch_cache_checks(self.model.tokenizer.cache_checks)
@@ -116,19 +126,22 @@ class PipelineBuilder:
             tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
             if isinstance(fitted, Representations | BiEncoderRerank):
                 fitted = fitted.with_max_length(tokenizer.max_length)
-        settings = scheduler_settings(config, spec.instances)
-        self.limit.count = settings.max_batches_in_flight
-        builder = EncodingBatchBuilder(
+        recipe = SchedulerRecipe(
+            config.model_name,
             signature,
             padding_policy(config, tokenizer, signature, task.settings.model_config, hides_tokens=fitted.hides_tokens),
-            max_tokens=settings.max_batch_tokens,
-            max_output_bytes=settings.max_batch_output_bytes,
-            allow_in_shared_memory=outputs_in_shared_memory(config, self.predictor),
-            costs=BatchCosts(spec.instances, config.model_name),
+            scheduler_settings(config, spec.instances),
+            max_shared_bytes(config),
+            spec.instances,
+            words_of(fitted),
         )
-        scheduler = Scheduler(
-            self.predictor, builder, settings, executor=self.executor, metrics=self.metrics, limit=self.limit
-        )
+        scheduler: Scheduler[Encoding] | RemoteScheduler
+        # The batcher's messages have no words.
+        if self.batches is None or recipe.words is not None:
+            scheduler = recipe.make(self.predictor, self.executor, self.metrics, self.limit)
+        else:
+            both = self.batches.predictor, recipe
+            scheduler = RemoteScheduler(self.batches.link, both, executor=self.executor, metrics=self.metrics)
         return PredictivePipeline(fitted, tokenizer, scheduler, self._options)
 
     def generative(self, model: LoadedGenerativeModel, spec: ModelSpec) -> GenerationPipeline:
@@ -167,6 +180,11 @@ class PipelineBuilder:
         return PipelineOptions(self.executor, limits_of(config), self.metrics, log_texts)
 
 
+def words_of(task: Task[Any, Any, Any]) -> tuple[int, bool] | None:
+    """Returns the ``words`` of a SchedulerRecipe for a fitted task."""
+    return (task.width, task.reads_word_padding) if isinstance(task, ZeroShotTokenClassification) else None
+
+
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
     """Fits a task to a model, and returns the fitted task and the signature. Raises ContractError for a mismatch."""
     try:
@@ -179,6 +197,7 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
     signature = fit_signature(
         spec,
         fitted.outputs,
+        extras=fitted.inputs,
         input_names=names,
         output_names=config.tensor_output_names or (),
         task=fitted.name,
@@ -187,6 +206,12 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
         problem = (
             "Its queries have mask tokens that its attention must not see, but it gets no attention_mask; export it "
             "with one, or add attention_mask to --tensor_input_names."
+        )
+        raise ContractError(spec.name, [problem])
+    if spec.dynamic_batching and words_of(fitted) == (1, True):
+        problem = (
+            "Its encoder above the words reads their padding, and Triton's dynamic batcher joins calls with other "
+            "numbers of words; remove dynamic_batching from config.pbtxt."
         )
         raise ContractError(spec.name, [problem])
     multiple = config.pad_to_multiple_of
@@ -222,15 +247,6 @@ def _sampling_problems(config: Config, task: TextGeneration, generator: Generato
                 f" without an input {inputs}; set --do_sample=false, or --{flag}={neutral}."
             )
     return problems
-
-
-def outputs_in_shared_memory(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
-    """Returns a function for EncodingBatchBuilder that reports whether outputs may currently use shared memory.
-
-    Returns None if the maximum of outputs in shared memory is 0.
-    """
-    limit = max_shared_bytes(config)
-    return (lambda size: size <= limit and predictor.shares(size)) if limit else None
 
 
 def padding_policy(

@@ -7,10 +7,16 @@ from dataclasses import fields
 
 from hf_transformer.config.options import Config, all_options
 from hf_transformer.core.limits import Limits
-from hf_transformer.core.scheduler import MAX_OUTPUT_BYTES, MAX_SHARED_OUTPUT_BYTES, SchedulerSettings
+from hf_transformer.core.scheduler import (
+    MAX_LEARNT_OUTPUT_BYTES,
+    MAX_OUTPUT_BYTES,
+    MAX_SHARED_OUTPUT_BYTES,
+    SchedulerSettings,
+)
 from hf_transformer.errors import ConfigError
 from hf_transformer.generation.children import ChildPool
 from hf_transformer.generation.grammar_memory import GrammarMemory
+from hf_transformer.generation.images import ImageLimits
 from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.task import TASK_CLASSES, TextGeneration
 from hf_transformer.predictor.base import PredictorSettings
@@ -125,6 +131,17 @@ def sandbox_of(config: Config) -> Sandbox:
     return Sandbox(children, GrammarMemory(config.max_constraint_bytes))
 
 
+def image_limits(config: Config) -> ImageLimits:
+    """Returns the limits of images in a chat."""
+    return ImageLimits(
+        count=config.max_images,
+        file_bytes=config.max_image_bytes,
+        pixels=config.max_image_pixels,
+        hosts=config.allowed_image_hosts,
+        seconds=config.image_timeout_seconds,
+    )
+
+
 def limits_of(config: Config) -> Limits:
     """Returns the size limits of a request."""
     return Limits(
@@ -137,18 +154,22 @@ def limits_of(config: Config) -> Limits:
     )
 
 
-def scheduler_settings(config: Config, instances: int, output_bytes: int = MAX_OUTPUT_BYTES) -> SchedulerSettings:
+def scheduler_settings(
+    config: Config, instances: int | None, output_bytes: int = MAX_OUTPUT_BYTES
+) -> SchedulerSettings:
     """Returns the limits of batches at the predictor.
 
     The default is one batch in flight for each of the model's ``instances``, and one more in transfer or decoding. More
     batches would only be smaller, each with the fixed cost of a batch (benchmarks/, "Batches in flight"). The default
-    limit of output bytes is the smaller of ``output_bytes`` and ``largest_response``.
+    limit of output bytes is the smaller of ``output_bytes`` and ``largest_response``; a flag ends what is learnt.
     """
+    learnt = 0 if config.max_batch_output_bytes else min(MAX_LEARNT_OUTPUT_BYTES, largest_response(config))
     return SchedulerSettings(
-        max_batches_in_flight=config.max_batches_in_flight or instances + 1,
+        max_batches_in_flight=config.max_batches_in_flight or (instances or 1) + 1,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_output_bytes=config.max_batch_output_bytes or min(output_bytes, largest_response(config)),
         timeout=config.predictor_request_timeout_seconds,
+        max_learnt_output_bytes=learnt,
     )
 
 

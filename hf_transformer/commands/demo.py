@@ -122,8 +122,9 @@ def add_triton_environment(parser: FlagParser, environ: Mapping[str, str]) -> No
         type=Path,
         default=environ.get(ENVIRONMENT_VARIABLE) or (in_checkout if in_checkout.is_dir() else None),
         metavar="PATH",
-        help=f"virtual environment with nvidia-pytriton and numpy<2; variable {ENVIRONMENT_VARIABLE} [that of make "
-        "install, else the running environment, else tritonserver on PATH]",
+        help="folder of a Triton, such as /opt/tritonserver, or of a virtual environment with nvidia-pytriton and "
+        f"numpy<2; variable {ENVIRONMENT_VARIABLE} [that of make install, else the running environment, else "
+        "tritonserver on PATH]",
     )
 
 

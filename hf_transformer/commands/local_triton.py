@@ -30,7 +30,7 @@ class LocalTriton:
     model_repository: Path
     _: KW_ONLY
     environment: Path | None = None
-    """Folder of a virtual environment with nvidia-pytriton. ``find_triton`` describes the default."""
+    """Folder of a Triton, or of a virtual environment with nvidia-pytriton: see ``find_triton``."""
     models: Sequence[str] | None = None
     """Models to load and wait for. The default is the whole repository."""
     config_name: str | None = "python"

@@ -13,7 +13,8 @@ from functools import partial
 from hf_transformer import __version__
 from hf_transformer.api.auth import CONTROL_KEYS, read_keys
 from hf_transformer.app.application import build_app
-from hf_transformer.app.loading import LoadedModel, load_model
+from hf_transformer.app.batcher import BatcherProcess
+from hf_transformer.app.loading import LoadedGenerativeModel, LoadedModel, load_model
 from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, described_predictor, parse_config
@@ -75,9 +76,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         trusted = environ.get("FORWARDED_ALLOW_IPS")
         build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted, entries=entries)
         if config.workers > 1:
+            # Generative models have no batches in common, and a tokenizer plane has none.
+            batches = loaded is None or not (
+                config.predictor_protocol == "none" or isinstance(loaded, LoadedGenerativeModel)
+            )
             del loaded  # each worker process loads the model itself
-            build = partial(build, board=WorkerBoard(config.workers))
-            return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
+            board = WorkerBoard(config.workers, batches=batches)
+            batcher = partial(BatcherProcess, board) if batches else None
+            settings = server_config(config, partial(build, board=board))
+            return Supervisor(settings, [listening], partial(_prepare_worker, config), batcher).run()
         server = Server(server_config(config, partial(build, loaded=loaded)))
         server.run(sockets=[listening])
         return 0 if server.started else 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from hf_transformer.errors import LoadError
 from hf_transformer.extras import install_command
 
+PROGRAM = "tritonserver"
 ENVIRONMENT_FLAG = "--triton_environment"
 """The flag of demo and bench for ``LocalTriton.environment``."""
 
@@ -47,28 +48,33 @@ class TritonInstallation:
 def find_triton(environment: Path | None, environ: Mapping[str, str], *, any_numpy: bool = False) -> TritonInstallation:
     """Find a tritonserver in ``environment``. By default, search the running environment, then PATH.
 
-    ``environment`` is a virtual environment with nvidia-pytriton and, unless ``any_numpy`` is True, numpy below 2.
-    Triton receives the variables in ``environ`` except PYTHON*. Raises LoadError with installation advice without a
-    usable tritonserver.
+    ``environment`` is the folder of a whole Triton, such as /opt/tritonserver of its image, the program in it, or a
+    virtual environment with nvidia-pytriton and, unless ``any_numpy`` is True, numpy below 2. Triton receives the
+    variables in ``environ`` except PYTHON*. Raises LoadError with installation advice without a usable tritonserver.
     """
     # By default, onnxruntime 1.29 and newer send telemetry to Microsoft and write an identifier to HOME.
     variables = {"ORT_DISABLE_TELEMETRY": "1", "PATH": os.defpath}
     variables |= {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
     if environment is not None:
+        for program in (environment, environment / "bin" / PROGRAM):
+            if program.name == PROGRAM and program.is_file() and os.access(program, os.X_OK):
+                return TritonInstallation(str(program), [str(program.absolute())], variables)
         python = environment / "bin" / "python"
         if not python.exists():
-            problem = f"{environment} is not a virtual environment: there is no {python}"
+            problem = (
+                f"{environment} is neither a Triton nor a virtual environment: it has no bin/{PROGRAM} or {python}"
+            )
             raise LoadError(f"{ENVIRONMENT_FLAG}: {problem}. {_advice()}")
         return _in_environment(python, variables, any_numpy=any_numpy)
     if importlib.util.find_spec("pytriton") is not None:
         return _in_environment(Path(sys.executable), variables, any_numpy=any_numpy)
-    program = shutil.which("tritonserver", path=variables["PATH"])
-    if program is None:
+    found = shutil.which(PROGRAM, path=variables["PATH"])
+    if found is None:
         raise LoadError(
             f"found no tritonserver: nvidia-pytriton is not installed in {sys.prefix}, and the program is not on PATH. "
             f"{_advice()}"
         )
-    return TritonInstallation(program, [program], variables)
+    return TritonInstallation(found, [found], variables)
 
 
 def _advice() -> str:

@@ -12,7 +12,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_transformer.config.option import MAX_QUOTED, Option, Setting
+from hf_transformer.config.option import MAX_QUOTED, Option, Setting, deprecation
 from hf_transformer.config.options import MODEL_NAME, Config, all_options, make_config, parse_config
 from hf_transformer.config.parser import collect
 from hf_transformer.errors import ConfigError, LoadError, nearest
@@ -205,7 +205,7 @@ def entry_of(pairs: Sequence[tuple[Any, Any]], label: str) -> EntrySettings:
             reason = option.no_effect or "is a flag of the whole service, not of a model"
             raise ConfigError(f"{label}: {key.value} {reason}")
         if key.value.replace("-", "_") != option.name:
-            entry.notes.append(f"{label}: {key.value} is deprecated: use {option.name}")
+            entry.notes.append(deprecation(f"{label}: {key.value}", option.name))
         cleared = option.many and kind(value) == "a list" and not value.value
         entry.settings[option.name] = None if cleared else setting_of(option, f"{label}: {key.value}", value)
     if "model_name" not in entry.settings:

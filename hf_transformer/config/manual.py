@@ -39,7 +39,7 @@ MOST_USED = {
     "model_name": "the model's name, here and at Triton",
     "model_dir": "folder with config.json and the tokenizer",
     "model_id": "model on the Hugging Face hub instead",
-    "task": "what the model does (told by config.json)",
+    "task": "the model's task (from config.json)",
     "http_port": "port to listen on (8080)",
     "workers": "processes that share the port (1)",
 }

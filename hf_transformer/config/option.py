@@ -24,6 +24,16 @@ LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "crit
 """Levels of the logging module by name. uvicorn adds ``trace``."""
 
 
+OLD_NAMES_GO = "2.0.0"
+"""The version that does not know the old names of flags (``aliases``) any more."""
+
+
+def deprecation(name: str, instead: str, gone: str = OLD_NAMES_GO) -> str:
+    """Returns the warning about a name that still works (docs/stability.md). ``gone`` is the version without it. The
+    changelog has the name under Deprecated since an earlier minor version."""
+    return f"{name} is deprecated: use {instead}; version {gone} does not know it"
+
+
 class Secret(str):
     """A string with a masked repr()."""
 

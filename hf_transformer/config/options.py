@@ -6,7 +6,6 @@ as HTTP_PORT: Kubernetes sets variables of that form for its services.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -35,6 +34,7 @@ from hf_transformer.config.option import (
 )
 from hf_transformer.config.parser import collect
 from hf_transformer.config.rules import DEFAULT_NAME, RULES, Draft
+from hf_transformer.cpus import available_cpus
 from hf_transformer.types.task_names import TASK_NAMES
 
 SEVERAL, SERVER, LIMITS, LOGGING = "Several models", "Server", "Limits", "Logging"
@@ -55,6 +55,7 @@ NAMES = name_list("NAME,...", "different names separated by commas, such as inpu
 
 HOST_NAME = r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]?"
 """A name, an IPv4 or an IPv6 address. ``name_list`` may strip a bracket of an IPv6 address."""
+IMAGE_HOST = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?(:[0-9]{1,5})?"
 
 
 def local_folder(text: str) -> str:
@@ -83,7 +84,7 @@ def scheme_as_switch(text: str) -> str | None:
 
 def default_threads() -> int:
     """Returns the number of tokenizer threads for the CPUs available to this process."""
-    return min(32, len(os.sched_getaffinity(0)) + 4)
+    return min(32, available_cpus() + 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,11 @@ class Config:
     disable_lower_case: bool = option(
         MODEL, "Keep the case of texts, even if the tokenizer would lower-case them.", BOOLEAN, False)
     disable_special_tokens: bool = option(MODEL, "Do not add special tokens such as [CLS].", BOOLEAN, False)
+    user_special_tokens: Literal["text", "tokens"] | None = option(
+        MODEL, "Special tokens in texts of users, such as [SEP] in a document or <|im_end|> in a message: text "
+        "tokenizes them as letters, tokens makes tokens of them, as transformers does. fill_mask always takes tokens.",
+        one_of("text", "tokens"),
+        default_text="text for chats, rerankers and pairs of texts; tokens for single texts and raw prompts")
     enable_word_cache: bool = option(
         MODEL, "Cache the token ids of words, in at most 16 MiB; this saves a third of a short request's CPU "
         "time.", BOOLEAN, True)
@@ -157,6 +163,24 @@ class Config:
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = option(
         ANSWERS, "Grouping of tokens to entities in the pipeline format of token_classification.",
         one_of("none", "simple", "first", "average", "max"), "none", variables=["AGGREGATION_STRATEGY"])
+    labels: str | None = option(
+        ANSWERS, "Labels of requests without labels, with commas between (zero_shot_token_classification).",
+        plain_text("LABELS"), default_text="each request has its own")
+    moderation_categories: str | None = option(
+        ANSWERS, "File (JSON or YAML) with OpenAI's categories of a classifier's labels, for moderations.",
+        plain_text("FILE"), default_text="each label is a category")
+    moderation_threshold: float = option(
+        ANSWERS, "Score from which a text is in a category of moderations; --moderation_categories may have others by "
+        "label.", number(0, 1, zero=True), 0.5)
+    mask_key_file: str | None = option(
+        ANSWERS, "File with the key of {hash} in the parameter mask; white space around the key is removed.", PATH,
+        default_text="{hash} is refused")
+    entity_names: str | None = option(
+        ANSWERS, "File (JSON or YAML) with Presidio's names of a model's entities, for /analyze; an entity without a "
+        "name is left out.", plain_text("FILE"), default_text="PER: PERSON, LOC: LOCATION, ORG: ORGANIZATION, ...")
+    enable_pii_patterns: bool = option(
+        ANSWERS, "Find e-mail addresses, IBANs, cards, IP addresses and phone numbers in /analyze, too.",
+        BOOLEAN, False)
     on_overflow: Literal["truncate", "error", "window"] = option(
         ANSWERS, "Treatment of a text longer than the model takes: truncate it, refuse it with 413, or read it in "
         "windows (all tasks except fill_mask and feature_extraction).",
@@ -172,6 +196,31 @@ class Config:
     chat_template: str | None = option(
         GENERATION, "Chat template (Jinja), or the path of a file with one.", plain_text("FILE or TEXT"),
         default_text="the tokenizer's")
+    response_template: str = option(
+        GENERATION, "How a chat model writes reasoning and calls of tools: a file with a response template of "
+        "transformers (JSON), a name of the table in chat_models.md, none to leave answers as they are, or auto: the "
+        "tokenizer's own, else what the chat template shows.", plain_text("auto, FILE, NAME or none"), "auto")
+    tool_call_parser: str | None = option(
+        GENERATION, "vLLM's name of the form of calls, such as hermes or qwen3_coder; see --response_template.",
+        plain_text("NAME"))
+    reasoning_parser: str | None = option(
+        GENERATION, "vLLM's name of the form of reasoning, such as deepseek_r1 or qwen3; see --response_template.",
+        plain_text("NAME"))
+    enable_auto_tool_choice: bool = option(
+        GENERATION, "Read the calls that a model makes by its own choice; else they are content.", BOOLEAN, True)
+    max_images: int = option(
+        GENERATION, "Maximum images of a chat, for models that take images.", integer(1, 1000), 16)
+    max_image_bytes: int = option(
+        GENERATION, "Maximum bytes of an image's file.", integer(1), 8 * 2**20)
+    max_image_pixels: int = option(
+        GENERATION, "Maximum pixels of an image, width times height, as its file says.", integer(1), 2**25)
+    allowed_image_hosts: tuple[str, ...] = option(
+        GENERATION, "Hosts from which the service fetches the images of chats, over https: exact names with an "
+        "optional port. Names of private addresses are refused; an address in this list may be private.",
+        name_list("HOST,...", "host names with an optional port, such as images.example.com", IMAGE_HOST),
+        (), many=True, default_text="none")
+    image_timeout_seconds: float = option(
+        GENERATION, "Time limit for fetching all images of a chat.", SECONDS, 10.0)
     max_new_tokens: int | None = option(
         GENERATION, "Maximum new tokens per text that a request may ask for, in every API; more are refused with "
         "413.", integer(1), default_text="limited by the model's length alone")
@@ -201,6 +250,11 @@ class Config:
         "since Triton 25.11, guided_decoding before, none to refuse such requests. Backends ignore an "
         "unknown field or fail; the doctor tries it.",
         one_of("structured_outputs", "guided_decoding", "none"), "structured_outputs")
+    structured_output_reasoning: Literal["grammar", "engine"] = option(
+        GENERATION, "How Triton's vLLM backend learns that structured output begins after the reasoning of a chat: "
+        "grammar sends both as one structural tag, engine sends the constraint alone, for an engine with "
+        "reasoning_parser in its model.json.",
+        one_of("grammar", "engine"), "grammar")
     verify_structured_output: bool = option(
         GENERATION, "Validate finished texts against the constraint of their request, and answer 502 if the backend "
         "did not hold it. Needs the extra structured.", BOOLEAN, False)
@@ -319,7 +373,11 @@ class Config:
         False)
     enable_docs_url: bool = option(
         SERVER, "Serve the API reference at /docs, where requests can be tried.", BOOLEAN, False)
-    workers: int = option(SERVER, "Number of worker processes that share the port.", integer(1, 1024), 1)
+    workers: int = option(
+        SERVER,
+        "Number of worker processes that share the port. Above 1, one more forms their batches. A thousand texts a "
+        "second then take 0.3 cores for 9 words each, 0.7 for 250.",
+        integer(1, 1024), 1)
     timeout_keep_alive: int = option(
         SERVER, "Seconds until an idle connection is closed. Set more than the proxy's.", integer(0), 65)
     client_timeout_seconds: float = option(
@@ -347,7 +405,8 @@ class Config:
     event_loop: Literal["auto", "asyncio", "uvloop"] = option(
         SERVER, "Event loop; auto means uvloop if it is installed.", one_of("auto", "asyncio", "uvloop"), "auto")
     max_asyncio_workers: int = option(
-        SERVER, "Number of tokenizer threads (max_asyncio_workers is KServe's name for them).",
+        SERVER, "Number of tokenizer threads (max_asyncio_workers is KServe's name for them). CPUs are those that "
+        "the process may use, within the quota of its container.",
         integer(1, 1024), default_threads, default_text="min(32, CPUs + 4)")
 
     strict_flags: bool = option(

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from hf_transformer.config.option import PREFIX, Option, Setting
+from hf_transformer.config.option import PREFIX, Option, Setting, deprecation
 from hf_transformer.errors import ConfigError, nearest
 
 MAX_QUOTED_WORDS = 3
@@ -72,7 +72,7 @@ def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str
                 following_values(words)
             continue
         if name != option.name:
-            notes.append(f"{spelled} is deprecated: use {option.flag}")
+            notes.append(deprecation(spelled, option.flag))
         if not equals:
             text = following_text(option, spelled, words)
         settings[option.name] = Setting(option, text, spelled)

@@ -118,7 +118,8 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
     Args:
         max_tokens, max_output_bytes: limits in addition to the model's own.
         allow_in_shared_memory: see BatchLimits; ignored unless the sizes of all outputs are known before the call.
-        costs: limits padding; ignored unless the lengths and the number of rows of a batch may vary.
+        max_learnt_output_bytes: see BatchLimits.
+        costs: learns from all batches, and limits their padding where lengths and the number of rows may vary.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         *,
         max_tokens: int = sys.maxsize,
         max_output_bytes: int = sys.maxsize,
+        max_learnt_output_bytes: int = 0,
         allow_in_shared_memory: Callable[[int], bool] | None = None,
         costs: BatchCosts | None = None,
     ) -> None:
@@ -146,8 +148,8 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
         ]
         """The outputs of known size: their names, bytes of a row of one token, and numbers of token axes."""
         padding = signature.length is not None or (signature.masked and not policy.equal_lengths)
-        if padding and signature.length is None and signature.max_rows > 1 and signature.exact_rows is None:
-            self.costs = costs
+        self.costs = costs if signature.max_rows > 1 else None
+        varies = signature.length is None and signature.exact_rows is None
         self._limits = BatchLimits(
             max_rows=signature.max_rows,
             max_tokens=max_tokens,
@@ -155,8 +157,9 @@ class EncodingBatchBuilder(BatchBuilder[Encoding]):
             output_bytes=signature.output_bytes,
             padding=padding,
             fixed_length=signature.length,
-            costs=self.costs,
+            costs=self.costs if varies else None,
             allow_in_shared_memory=None if None in sizes else allow_in_shared_memory,
+            max_learnt_output_bytes=0 if None in sizes else max_learnt_output_bytes,
         )
 
     def bucket(self, item: Encoding) -> tuple[str, int]:

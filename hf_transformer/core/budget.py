@@ -51,10 +51,10 @@ class Budget:
 
     # Texts
 
-    def few(self, path: Path | str, items: Sequence[Json], others: int = 0) -> None:
-        """Raises TooLarge for a longer list than any request may have beside ``others``. Callers ask before they read
-        the items."""
-        limit = self.limits.max_texts - others
+    def few(self, path: Path | str, items: Sequence[Json], earlier: int = 0) -> None:
+        """Raises TooLarge for a longer list than any request may have beside ``earlier`` texts. Callers ask before they
+        read the items."""
+        limit = self.limits.max_texts - earlier
         if len(items) > limit:
             expected = f"at most {limit} in a request (--max_instances, --max_sequences)"
             raise TooLarge(path, expected, str(len(items)))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hf_transformer.errors import NotReady
-from hf_transformer.tasks.base import Axis, OutputRole
+from hf_transformer.tasks.base import Axis, InputRole, OutputRole
 from hf_transformer.types.tensors import NUMPY_DTYPES, ModelSpec, TensorSpec
 
 INPUT_ROLES = ("input_ids", "attention_mask", "token_type_ids")
@@ -27,7 +27,8 @@ DEFAULT_MAX_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class InputSignature:
-    """A model input. ``role`` is one of INPUT_ROLES, and ``datatype`` a datatype of the Open Inference Protocol."""
+    """A model input. ``role`` is one of INPUT_ROLES or the name of an InputRole, ``datatype`` one of the Open Inference
+    Protocol."""
 
     name: str
     role: str
@@ -78,6 +79,7 @@ class Signature:
         batch_axis: whether tensors have a batch axis.
         length: the fixed sequence length in tokens; None if the length may vary.
         masked: whether the model has an attention mask, which hides padding.
+        extras: the inputs that the task's encodings fill.
     """
 
     inputs: tuple[InputSignature, ...]
@@ -87,6 +89,7 @@ class Signature:
     batch_axis: bool
     length: int | None
     masked: bool
+    extras: tuple[InputSignature, ...] = ()
 
     def output_bytes(self, width: int) -> int:
         """Returns the bytes of one instance's outputs for ``width`` tokens, or a lower bound if axes are dynamic."""
@@ -106,6 +109,7 @@ def fit_signature(
     spec: ModelSpec,
     roles: Sequence[OutputRole],
     *,
+    extras: Sequence[InputRole] = (),
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
     task: str,
@@ -114,6 +118,7 @@ def fit_signature(
 
     Args:
         roles: the outputs that the task reads.
+        extras: the inputs that the task's encodings fill, by name and never by position.
         input_names: --tensor_input_names; empty selects all inputs of the model.
         output_names: --tensor_output_names, in the order of ``roles``; empty selects outputs by name and rank.
         task: the task's name, for messages.
@@ -127,11 +132,14 @@ def fit_signature(
             "It is decoupled (a stream of responses); predictive tasks need one response per request: set "
             "model_transaction_policy { decoupled: false } in config.pbtxt."
         )
-    inputs = _find_inputs(spec, input_names, problems)
+    names = {role.name for role in extras}
+    ordinary = replace(spec, inputs=tuple(tensor for tensor in spec.inputs if tensor.name not in names))
+    inputs = _find_inputs(ordinary, [name for name in input_names if name not in names], problems)
     sent = {signature.name for signature in inputs}
     shapes = [tensor.shape for tensor in spec.inputs if tensor.name in sent]
     layout = _layout(spec, shapes, problems)
     leading = len(shapes[0]) - 1 if shapes and layout is not None else 0
+    found = _find_extras(spec, extras, leading, task, problems)
     outputs = _find_outputs(spec, roles, output_names, leading, task, problems)
     if layout is not None:
         _check_token_axes(outputs, layout[3], problems)
@@ -139,7 +147,7 @@ def fit_signature(
         raise ContractError(spec.name, problems)
     rows, exact, axis, length = layout
     masked = any(signature.role == "attention_mask" for signature in inputs)
-    return Signature(inputs, outputs, rows, exact, axis, length, masked)
+    return Signature(inputs, outputs, rows, exact, axis, length, masked, found)
 
 
 def role_from_numbered_name(name: str, roles: Sequence[str]) -> str:
@@ -196,6 +204,27 @@ def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
     return tuple(bound)
 
 
+def _find_extras(
+    spec: ModelSpec, roles: Sequence[InputRole], leading: int, task: str, problems: list[str]
+) -> tuple[InputSignature, ...]:
+    """Finds the inputs that the task fills. ``leading`` is the number of batch axes in the dims."""
+    tensors, bound = {tensor.name: tensor for tensor in spec.inputs}, []
+    for role in roles:
+        tensor = tensors.get(role.name)
+        if tensor is None:
+            if role.optional:
+                continue
+            problems.append(f"It has no input {role.name!r}, which {task} needs; export the model again with it.")
+        elif tensor.datatype not in role.datatypes or len(tensor.shape) != role.axes + leading:
+            problems.append(
+                f"Its input {role.name!r} is {tensor.datatype} {list(tensor.shape)}; {task} sends "
+                f"{role.datatypes[0]} of {role.axes + leading} dims: export the model so."
+            )
+        else:
+            bound.append(InputSignature(tensor.name, role.name, tensor.datatype))
+    return tuple(bound)
+
+
 def _unfilled(name: str, wanted: Sequence[str], spec: ModelSpec) -> str:
     if name in INPUT_ROLES:
         valid = [role for role in wanted if role in INPUT_ROLES]
@@ -247,12 +276,7 @@ def _layout(spec: ModelSpec, shapes: Sequence[tuple[int, ...]], problems: list[s
 
 
 def _find_outputs(
-    spec: ModelSpec,
-    roles: Sequence[OutputRole],
-    wanted: Sequence[str],
-    leading: int,
-    task: str,
-    problems: list[str],
+    spec: ModelSpec, roles: Sequence[OutputRole], wanted: Sequence[str], leading: int, task: str, problems: list[str]
 ) -> tuple[OutputSignature, ...]:
     if wanted and len(wanted) != len(roles):
         needed = ", ".join(role.name for role in roles)

@@ -22,14 +22,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from hf_transformer.core.pipeline import Pipeline, PredictivePipeline, TokenizingPipeline
-from hf_transformer.errors import (
-    PREDICTORS,
-    NotReady,
-    PredictorDenied,
-    PredictorError,
-    PredictorTimeout,
-    RequestError,
-)
+from hf_transformer.errors import PREDICTORS, NotReady, PredictorDenied, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.absent import AbsentPredictor

@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import Limits
+from hf_transformer.core.remote import RemoteScheduler
 from hf_transformer.core.scheduler import Entry, Scheduler
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, NoPredictor, TooLarge
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.tasks.base import VALUE_BYTES, Task
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
-from hf_transformer.types.request import Answers, Context, Query
+from hf_transformer.types.request import Answers, Context, Query, TracedOperation
 from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
 
 TRIAL_TEXT = "A short text."
@@ -129,7 +130,7 @@ class PredictivePipeline(Pipeline):
         self,
         task: Task[Any, Any, Any],
         tokenizer: Tokenizer,
-        scheduler: Scheduler[Encoding],
+        scheduler: Scheduler[Encoding] | RemoteScheduler,
         options: PipelineOptions,
     ) -> None:
         super().__init__(tokenizer, options)
@@ -169,6 +170,8 @@ class PredictivePipeline(Pipeline):
             raise error.at(query.name if error.path == ("instances",) else error.path) from None
         entries = self._make_entries(request, windows)
         context.instances, context.tokens, context.values = len(request.items), request.tokens, request.size
+        if self.task.operation:
+            context.operation = TracedOperation(self.task.operation, {})
         budget.add_tokens(request.tokens)
         is_usual = options is self._default_options and not query.tensors
         each, repeats = self._default_bytes if is_usual else self._bytes(options, query.tensors)
@@ -196,7 +199,9 @@ class PredictivePipeline(Pipeline):
 
     async def trial(self) -> None:
         try:
-            [[encoding]] = await self.tokenizer.encode_off_loop((TRIAL_TEXT,), self._executor, PLAIN)
+            [[encoding]] = await self.tokenizer.encode_off_loop(
+                (self.task.trial_text(TRIAL_TEXT),), self._executor, PLAIN
+            )
         except InvalidInput:  # a vocabulary without these words and without an unknown token
             encoding = Encoding([], [])
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))

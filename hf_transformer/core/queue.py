@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from hf_transformer.core.batch_costs import BatchCosts
-
-MAX_PADDING = 0.25
-"""Default maximum padding, as a fraction of a batch's tokens."""
+from hf_transformer.core.batch_costs import MAX_PADDING, BatchCosts
 
 
 class Queueable(Protocol):
@@ -36,6 +33,7 @@ class BatchLimits:
         max_rows: the maximum number of instances.
         max_tokens: the maximum number of tokens, including padding.
         max_output_bytes: the maximum bytes of all outputs.
+        max_learnt_output_bytes: the same, for a batch whose time is mostly the learnt fixed cost.
         output_bytes: returns the bytes of one row's outputs for the width of the batch in tokens.
         padding: whether instances of different lengths may share a batch.
         fixed_length: the model's fixed width; None if the width may vary.
@@ -54,6 +52,7 @@ class BatchLimits:
     max_padding: float = MAX_PADDING
     costs: BatchCosts | None = None
     allow_in_shared_memory: Callable[[int], bool] | None = None
+    max_learnt_output_bytes: int = 0
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
         """Whether a batch may have ``rows`` rows of ``width`` tokens, and ``tokens`` tokens in total without padding.
@@ -64,15 +63,18 @@ class BatchLimits:
         if padded > self.max_tokens:
             return False
         size = rows * self.output_bytes(width)
-        if size > self.max_output_bytes and (
-            self.allow_in_shared_memory is None or not self.allow_in_shared_memory(size)
-        ):
+        if size > self.max_output_bytes and not self._allow_more_bytes(size, padded):
             return False
         if self.fixed_length is not None:
             return True
-        if tokens < (1 - self.max_padding) * padded:
-            return False
-        return self.costs is None or self.costs.allow(padded, tokens)
+        if self.costs is not None:
+            return self.costs.allow(padded, tokens)
+        return tokens >= (1 - self.max_padding) * padded
+
+    def _allow_more_bytes(self, size: int, padded: int) -> bool:
+        if self.allow_in_shared_memory is not None and self.allow_in_shared_memory(size):
+            return True
+        return size <= self.max_learnt_output_bytes and self.costs is not None and self.costs.is_mostly_fixed(padded)
 
     def allow_even(self, rows: int, width: int, length: int) -> bool:
         """Whether ``allow`` is true for ``rows`` rows of the same length, and for every smaller number of rows.
@@ -119,6 +121,16 @@ class Queue(Generic[Instance]):
         groups = self._groups.values()
         return sum(length * len(same) for lengths in groups for length, same in lengths.items())
 
+    @property
+    def outstanding(self) -> int:
+        """The number of instances that are queued or in batches."""
+        return len(self._waiting) + self._in_flight
+
+    @property
+    def recent(self) -> int:
+        """``outstanding``, and the number of instances of the last ended batch, whose clients usually ask again."""
+        return self.outstanding + self._last_ended
+
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._waiting)
 
@@ -138,20 +150,20 @@ class Queue(Generic[Instance]):
         if entry in self._waiting:
             self._remove(entry.key, entry.length, (entry,))
 
-    def take(self, shares: int = 1) -> list[Instance]:
+    def take(self, shares: int = 1, most: int | None = None) -> list[Instance]:
         """Removes and returns the next batch with its oldest instance first, or an empty list.
 
-        ``shares`` is the number of equal shares of all instances.
+        ``shares`` is the number of equal shares of all instances, and ``most`` a further limit of the rows.
         """
         if not self._waiting:
             return []
-        share = -(-(len(self._waiting) + self._in_flight + self._last_ended) // shares)
+        share = -(-self.recent // shares)
         oldest = next(iter(self._waiting))
         batch = [oldest]
         lengths = self._groups[oldest.key]
         self._remove(oldest.key, oldest.length, batch)
         if lengths:
-            self._fill(batch, lengths, share)
+            self._fill(batch, lengths, share, len(self._waiting) + 1 if most is None else most)
         self._in_flight += len(batch)
         return batch
 
@@ -172,12 +184,12 @@ class Queue(Generic[Instance]):
             if not lengths:
                 del self._groups[key]
 
-    def _fill(self, batch: list[Instance], lengths: dict[int, dict[Instance, None]], share: int) -> None:
+    def _fill(self, batch: list[Instance], lengths: dict[int, dict[Instance, None]], share: int, most: int) -> None:
         """Adds instances of the nearest lengths, for the least padding."""
         key, length = batch[0].key, batch[0].length
         limits = self._limits(batch[0])
         width = limits.fixed_length or length
-        max_rows = limits.row_limit(share, width)
+        max_rows = min(limits.row_limit(share, width), max(most, 1))
 
         def add(length: int, count: int) -> None:
             entries = list(islice(lengths[length], count))

@@ -1,7 +1,7 @@
 """Batching of instances from all requests. No answer depends on the other instances of its batch.
 
-No timer delays an instance. The scheduler sends queued instances as soon as the concurrency limit has a free slot and
-the event loop has delivered what has arrived. A lone instance leaves at once.
+The scheduler sends queued instances when the concurrency limit has a free slot, the event loop has delivered what has
+arrived, and the policy of departures.py does not wait for more. A lone instance leaves at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from hf_transformer.core.batch import BatchBuilder, Packed
+from hf_transformer.core.departures import Departures
 from hf_transformer.core.queue import Queue
-from hf_transformer.errors import (
-    CallersDeadline,
-    PredictorError,
-    PredictorTimeout,
-    PredictorUnavailable,
-    RequestError,
-)
+from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import ModelMetrics, Work
 from hf_transformer.predictor.base import ModelCall, Predictor
 from hf_transformer.types.request import Context
@@ -46,6 +41,10 @@ MAX_OUTPUT_BYTES = 4 * 2**20
 MAX_SHARED_OUTPUT_BYTES = 8 * 2**20
 """Default maximum of a batch's outputs in shared memory. Half the size needs a third more CPU time (benchmarks/,
 "Batches in flight")."""
+
+MAX_LEARNT_OUTPUT_BYTES = 64 * 2**20
+"""Maximum of a batch's outputs while the learnt fixed cost is more than half of the batch's time. The two limits above
+suit a CPU's cache; in front of a fast device a larger batch saves more."""
 
 MAX_STEP_OUTPUT_BYTES = 256 * 2**20
 """Default maximum of a generation step's outputs. The duration of a step is almost independent of the number of texts,
@@ -76,6 +75,7 @@ class SchedulerSettings:
         max_batches_in_flight: the maximum number of batches without an answer.
         max_batch_tokens: the maximum number of tokens in one batch, including padding.
         max_batch_output_bytes: the maximum bytes of all outputs of one batch.
+        max_learnt_output_bytes: the same, for a batch whose time is mostly fixed; 0 for no further outputs.
         timeout: the timeout of a request in seconds, including its time in the queue.
     """
 
@@ -83,6 +83,7 @@ class SchedulerSettings:
     max_batch_tokens: int
     max_batch_output_bytes: int
     timeout: float
+    max_learnt_output_bytes: int = 0
 
 
 class ConcurrencyLimit:
@@ -229,7 +230,6 @@ class Scheduler(Generic[Item]):
         self._loop = asyncio.get_running_loop()
         self._predictor = predictor
         self._builder = builder
-        self._costs = builder.costs
         self._executor = executor
         self._metrics = metrics
         self._timeout = settings.timeout
@@ -243,6 +243,9 @@ class Scheduler(Generic[Item]):
         self._unanswered: dict[Submission, None] = {}  # submissions with the scheduler's timeout, in order
         self._timer: asyncio.TimerHandle | None = None  # one for all submissions: a timer takes 3 us
         self._isolation = FailureIsolation()
+        self._departures = None if builder.costs is None else Departures(builder.costs)
+        self._hold: asyncio.TimerHandle | None = None  # until the departure of the next batch
+        self._hold_rows = 0  # the number of queued instances that ends the hold
 
     def submit(self, entries: Sequence[Entry[Item]], decode: Decode, options: Any, context: Context) -> Submission:
         """Queues the entries of a request. Await the ``future`` of the result, and call ``leave`` in a ``finally``.
@@ -276,6 +279,8 @@ class Scheduler(Generic[Item]):
             self._unanswered[request] = None
             if self._timer is None:
                 self._timer = loop.call_later(self._timeout, self._expire)
+        if self._departures is not None:
+            self._departures.arrived(request.submitted)
         if not self._is_forming:
             self._start_batch()
         return request
@@ -329,9 +334,11 @@ class Scheduler(Generic[Item]):
             request.fail(PredictorTimeout(f"no answer from the predictor in {limit}, waiting for its turn included"))
 
     def _start_batch(self) -> None:
-        """Starts a batch if entries are queued and a slot is free, else waits for a slot."""
+        """Starts a batch if entries are queued, a slot is free and no hold goes on, else waits for these."""
         if not self._is_forming and self._queue:
             if self._limit.has_slot:
+                if self._departures is not None and self._holds(self._departures):
+                    return
                 self._limit.acquire()
                 self._is_forming = self._is_creating = True
                 self._waits = next(iter(self._queue)).request.context.over_grpc
@@ -341,6 +348,39 @@ class Scheduler(Generic[Item]):
                 batch.add_done_callback(self._batches.discard)
             else:
                 self._limit.call_when_free(self._start_batch)
+
+    def _holds(self, departures: Departures) -> bool:
+        """Whether the next batch waits for more instances. Begins or ends a hold."""
+        queued = len(self._queue)
+        if self._hold is not None:
+            if queued < self._hold_rows and not departures.is_complete:
+                return True
+            self._end_hold()
+            return False
+        held = departures.hold(perf_counter(), self._queue.outstanding)
+        if held:
+            oldest = next(iter(self._queue))
+            self._hold_rows = self._builder.limits(oldest.item).max_rows
+            if queued < self._hold_rows:
+                self._hold = self._loop.call_later(held, self._depart)
+        return self._hold is not None
+
+    def _end_hold(self) -> None:
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+
+    def _reconsider_hold(self) -> None:
+        """Starts the held batch, or a new hold, after the end of a batch."""
+        if self._hold is not None:
+            self._end_hold()
+            self._start_batch()
+
+    def _depart(self) -> None:
+        """Starts the held batch at its time, if it has not left."""
+        self._hold_rows = 0
+        self._start_batch()
+        self._end_hold()  # the queue may be empty by now, or all slots taken
 
     async def _run_batch(self) -> None:
         """Removes one batch from the queue and sends the batch.
@@ -352,7 +392,10 @@ class Scheduler(Generic[Item]):
         if self._waits and (len(self._queue) > 1 or len(self._batches) > 1):
             await self._wait_for_arrivals()
         self._is_forming = False
-        taken = self._queue.take(self._limit.count + 1)
+        most, oldest = None, next(iter(self._queue), None)
+        if self._departures is not None and oldest is not None:
+            most = self._departures.share(perf_counter(), self._queue.recent, oldest.request.remaining)
+        taken = self._queue.take(self._limit.count + 1, most)
         self._start_batch()
         entries = [entry for entry in taken if not entry.request.future.done()]
         self._running[id(entries)] = entries
@@ -392,15 +435,17 @@ class Scheduler(Generic[Item]):
                     return
             cost = _record_start(entries, started)
             self._metrics.observe_batch(len(entries), packed.real, packed.padding)
-            if self._costs is not None:
-                timer = self._costs.start(perf_counter())
+            departures = self._departures
+            if departures is not None:
+                timer = departures.sent(perf_counter(), packed.real + packed.padding)
             headers, wanted = entries[0].request.context.headers, partial(_has_waiting, entries)
             reply = await self._predictor.infer(ModelCall(packed.inputs, packed.outputs, headers, packed.sizes, wanted))
             try:
                 answered = perf_counter()
-                if self._costs is not None and timer is not None:
-                    self._costs.stop(timer, answered, packed.real + packed.padding)
+                if departures is not None and timer is not None:
+                    departures.answered(timer, answered, len(entries), _ended_requests(entries))
                     timer = None
+                    self._reconsider_hold()
                 if cost <= INLINE_COST:
                     self._decode(entries, items, packed, reply.tensors)
                 else:
@@ -418,8 +463,9 @@ class Scheduler(Generic[Item]):
                 self._metrics.predictor_errors.add(1, BAD_ANSWER)
             self._isolate_or_fail(entries, error)
         finally:
-            if self._costs is not None and timer is not None:
-                self._costs.stop(timer, perf_counter())
+            if self._departures is not None and timer is not None:
+                self._departures.failed(timer, perf_counter())
+                self._reconsider_hold()
 
     def _decode(
         self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
@@ -475,6 +521,15 @@ class Scheduler(Generic[Item]):
 def _has_waiting(entries: Sequence[Entry[Any]]) -> bool:
     """Whether any request of a batch waits for an answer."""
     return any(not entry.request.future.done() for entry in entries)
+
+
+def _ended_requests(entries: Sequence[Entry[Any]]) -> int:
+    """Returns the number of requests whose last entries without an answer are all in this batch."""
+    remaining: dict[Submission, int] = {}
+    for entry in entries:
+        request = entry.request
+        remaining[request] = remaining.get(request, request.remaining) - 1
+    return list(remaining.values()).count(0)
 
 
 def _record_start(entries: Sequence[Entry[Any]], started: float) -> int:

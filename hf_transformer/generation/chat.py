@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jinja2.meta import TrackingCodeGenerator
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge, describe
 from hf_transformer.generation.sandbox import ChatEnvironment, Guards
 from hf_transformer.generation.template_budget import BUDGET, OutOfTime, OverBudget, RenderBudget, check_size
+from hf_transformer.generation.user_texts import UserTexts
 from hf_transformer.tokenizer.files import read_file, read_json
 from hf_transformer.types.request import Json
 
@@ -31,6 +33,8 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Message fields that contain the reasoning. Most templates read the first field, and some read the second."""
 
+PROBE = "A question."
+"""The text with which a template shows its placeholder of an image."""
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 """The mark after the content of a continued message, as in transformers."""
 
@@ -137,17 +141,51 @@ class ChatTemplate:
 
     Args:
         special_tokens: the tokenizer's special tokens by name (``bos_token``, ...).
+        source: the text of all templates.
 
     Attributes:
         supports_tools: whether prompts contain the tools of a chat.
+        user_texts: marks special tokens in texts of users, which are letters; None for tokens.
+        names: variables that the templates read.
     """
 
-    def __init__(self, templates: Mapping[str, CompiledTemplate], special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, templates: Mapping[str, CompiledTemplate], special_tokens: Mapping[str, str], source: str = ""
+    ) -> None:
         self._templates = templates
+        self.source = source
         self._special_tokens = dict(special_tokens)
+        self.user_texts: UserTexts | None = None
+        self.names = frozenset[str]().union(*(template.names for template in templates.values()))
         self.supports_tools = "tools" in self._choose(with_tools=True).names
         # One thread: renderings hold the interpreter's lock, so each further thread would only delay the event loop.
         self._thread = ThreadPoolExecutor(1, "chat-template")
+
+    @cached_property
+    def image_placeholder(self) -> str:
+        """The text that stands for an image in a prompt; empty for a template that has no place for images."""
+        text = {"type": "text", "text": PROBE}
+        try:
+            plain, with_image = (
+                self.render([{"role": "user", "content": content}]) for content in ([text], [{"type": "image"}, text])
+            )
+        except (InvalidInput, TooLarge):
+            return ""
+        before, _, after = plain.partition(PROBE)
+        image_before, probe, image_after = with_image.partition(PROBE)
+        placeholder = image_before.removeprefix(before) + image_after.removesuffix(after)
+        # A template that takes any content for a text shows the list itself.
+        return placeholder if probe and "'type'" not in placeholder else ""
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the template renders a system prompt after other messages. Some refuse it, others leave it out."""
+        roles = ("system", "user", "assistant", "user", "system", "user")
+        try:
+            prompt = self.render([{"role": role, "content": f"a{number}z"} for number, role in enumerate(roles)])
+        except (InvalidInput, TooLarge):
+            return False
+        return "a4z" in prompt
 
     async def render_off_loop(
         self, size: int, messages: Sequence[Mapping[str, Json]], *, tools: Sequence[Json] | None = None, **options: Any
@@ -180,9 +218,10 @@ class ChatTemplate:
     ) -> str:
         """Renders the prompt with its special tokens; the tokenizer must not add them again.
 
-        Contents are strings, and no field is null. Options are ``add_generation_prompt`` (by default true),
-        ``continue_final_message``, which ends the prompt with the last message's content, as in transformers, and
-        additional variables of the template. Raises InvalidInput and TooLarge as CompiledTemplate.render does.
+        Contents are strings, or lists of parts with images, and no field is null. Options are ``add_generation_prompt``
+        (by default true), ``continue_final_message``, which ends the prompt with the last message's content, as in
+        transformers, and additional variables of the template. Raises InvalidInput and TooLarge as
+        CompiledTemplate.render does.
         """
         try:
             return self._prepare(messages, tools, **options)(RenderBudget())
@@ -202,6 +241,8 @@ class ChatTemplate:
         template = self._choose(with_tools=tools is not None)
         if continue_final_message:
             *others, last = messages
+            if not isinstance(last["content"], str):
+                raise InvalidInput("messages", "a last message of text", "images", "it can't be continued")
             messages = [*others, {**last, "content": last["content"] + CONTINUED}]
         context = {
             "documents": None,
@@ -211,10 +252,14 @@ class ChatTemplate:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
+        texts, mark = self.user_texts, ""
+        if texts is not None:
+            context, mark = texts.mark(context, self._special_tokens.keys() - variables.keys())
 
         def rendering(budget: RenderBudget) -> str:
             prompt = template.render(context, budget)
-            return _cut(prompt) if continue_final_message else prompt
+            prompt = _cut(prompt) if continue_final_message else prompt
+            return prompt if texts is None else texts.composed(prompt, mark)
 
         return rendering
 
@@ -238,7 +283,7 @@ def _with_aliases(message: Mapping[str, Json], in_parts: bool) -> dict[str, Json
     reasoning = next((message[name] for name in REASONING if name in message), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    if in_parts and "content" in message:
+    if in_parts and isinstance(message.get("content"), str):
         message["content"] = [{"type": "text", "text": message["content"]}]
     return message
 
@@ -255,7 +300,7 @@ def load_chat_template(
         return None
     environment = ChatEnvironment()
     compiled = {name: CompiledTemplate(environment, text, source) for name, (text, source) in templates.items()}
-    return ChatTemplate(compiled, special_tokens or {})
+    return ChatTemplate(compiled, special_tokens or {}, "\n".join(text for text, _ in templates.values()))
 
 
 def _read_override(override: str) -> dict[str, tuple[str, str]]:

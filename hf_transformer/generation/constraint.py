@@ -12,21 +12,26 @@ https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/gu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import orjson
 
 from hf_transformer.errors import InvalidInput, Path, TooLarge, describe
-from hf_transformer.generation.tools import BEGIN, END
+from hf_transformer.generation.call_forms import HERMES, CallForm
 from hf_transformer.types.request import Json
+
+if TYPE_CHECKING:
+    from hf_transformer.generation.responses.prefix import ReasoningPrefix  # imports regex
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tool"]
 StructuredOutputForm = Literal["structured_outputs", "guided_decoding", "none"]
 """Values of --structured_output_form: the field of ``sampling_parameters`` in Triton's vLLM backend."""
+ReasoningBy = Literal["grammar", "engine"]
+"""Values of --structured_output_reasoning: how vLLM learns that a constraint begins after the reasoning."""
 STRUCTURED_OUTPUTS: Final[StructuredOutputForm] = "structured_outputs"
 MAX_DEPTH: Final = 64
 """Maximum nesting depth of lists and objects in a schema."""
@@ -73,6 +78,13 @@ class Constraint:
         """Builds a constraint from its source, in which a JSON value is text already."""
         return cls(kind, text, blake2b(f"{kind} {text}".encode(), digest_size=16).digest())
 
+    @classmethod
+    def of_tools(
+        cls, tools: Mapping[str, Json], answer: Json, form: CallForm = HERMES, shown_tokens: Iterable[int] = ()
+    ) -> Self:
+        """Builds a constraint of the kind ``tool``; see ``tool_parts``, ``call_form`` and ``shown_tokens``."""
+        return cls.of("tool", [tools, answer, [form.trigger, form.head, form.tail], sorted(shown_tokens)])
+
     @property
     def fragment(self) -> orjson.Fragment:
         """JSON source as a part of another JSON text."""
@@ -95,8 +107,18 @@ class Constraint:
     def tool_parts(self) -> tuple[dict[str, Json], Json]:
         """Of ``tool``: the schemas of arguments by the tool's name, and the schema of an answer without a call, or
         None for free text."""
-        tools, answer = orjson.loads(self.source)
+        tools, answer, *_ = orjson.loads(self.source)
         return tools, answer
+
+    @property
+    def call_form(self) -> CallForm:
+        """Of ``tool``: the form of a call."""
+        return CallForm(*orjson.loads(self.source)[2])
+
+    @cached_property
+    def shown_tokens(self) -> frozenset[int]:
+        """Special tokens that the text may have, as delimiters of calls."""
+        return frozenset(orjson.loads(self.source)[3]) if self.kind == "tool" else frozenset()
 
     @cached_property
     def tag(self) -> str:
@@ -246,11 +268,6 @@ def arguments_schema(parameters: Json) -> dict[str, Json]:
     return {**ANY_OBJECT, **parameters} if isinstance(parameters, dict) else dict(ANY_OBJECT)
 
 
-def call_text(name: str) -> tuple[str, str]:
-    """The texts before and after the arguments of a call in the form that ToolCallParser reads."""
-    return f'{BEGIN}\n{{"name": {orjson.dumps(name).decode()}, "arguments": ', f"}}\n{END}"
-
-
 # Forms of inference engines
 
 
@@ -275,17 +292,80 @@ def structural_tag(constraint: Constraint) -> str:
 
     Source: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
     """
-    tools, answer = constraint.tool_parts
-    tags: list[Json] = []
-    for name, schema in tools.items():
-        begin, end = call_text(name)
-        tags.append({"type": "tag", "begin": begin, "content": _schema_format(schema), "end": end})
-    if answer is None:
-        content: Json = {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags}
-    else:
-        calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-        content = {"type": "or", "elements": [_schema_format(answer), calls]}
+    return _dump_tag(_tool_format(constraint))
+
+
+def with_reasoning(constraint: Constraint, prefix: ReasoningPrefix) -> dict[str, str] | None:
+    """The field of Triton's vLLM backend for a constraint after the reasoning, as vLLM's tool parsers write it: a
+    structural tag of both. None if the reasoning is over, or its delimiters are patterns."""
+    texts = prefix.texts
+    if prefix.state == "over" or texts is None:
+        return None
+    begin = texts.begin if prefix.state == "possible" else ""
+    reasoning: Json = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": texts.end}
+    content = _sequence([reasoning, _with_lead(constraint, texts.answer, texts.answer.removesuffix(texts.direct))])
+    if prefix.state == "possible":
+        content = {"type": "or", "elements": [_with_lead(constraint, texts.direct, ""), content]}
+    return {STRUCTURED_OUTPUTS: orjson.dumps({"structural_tag": _dump_tag(content)}).decode()}
+
+
+def _with_lead(constraint: Constraint, answer_lead: str, call_lead: str) -> Json:
+    """XGrammar's format of a constraint, with the delimiters before an answer and before a call."""
+    if constraint.kind != "tool":
+        return _sequence([_text(answer_lead), _format(constraint)])
+    content = _tool_format(constraint)
+    if content["type"] != "or":
+        return content  # free text has the delimiters
+    answer, calls = content["elements"]
+    return {"type": "or", "elements": [_sequence([_text(answer_lead), answer]), _sequence([_text(call_lead), calls])]}
+
+
+def _text(text: str) -> Json:
+    return {"type": "const_string", "value": text} if text else None
+
+
+def _sequence(formats: Sequence[Json]) -> Json:
+    """Formats one after the other, except for those that are None."""
+    elements = [each for each in formats if each is not None]
+    if len(elements) == 1:
+        return elements[0]
+    flat = [part for each in elements for part in (each["elements"] if each["type"] == "sequence" else [each])]
+    return {"type": "sequence", "elements": flat}
+
+
+def _dump_tag(content: Json) -> str:
     return orjson.dumps({"type": "structural_tag", "format": content}).decode()
+
+
+def _format(constraint: Constraint) -> Json:
+    """A constraint as XGrammar's format."""
+    match constraint.kind:
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": constraint.fragment}
+        case "json_object":
+            return _schema_format(dict(ANY_OBJECT))
+        case "regex":
+            return {"type": "regex", "pattern": constraint.source}
+        case "grammar":
+            return {"type": "grammar", "grammar": constraint.source}
+        case "choice":
+            choices = [{"type": "const_string", "value": choice} for choice in constraint.choices]
+            return choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
+        case "tool":
+            return _tool_format(constraint)
+
+
+def _tool_format(constraint: Constraint) -> Json:
+    tools, answer = constraint.tool_parts
+    form = constraint.call_form
+    tags: list[Json] = [
+        {"type": "tag", "begin": form.begin(name), "content": _schema_format(schema), "end": form.tail}
+        for name, schema in tools.items()
+    ]
+    if answer is None:
+        return {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags}
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+    return {"type": "or", "elements": [_schema_format(answer), calls]}
 
 
 def _schema_format(schema: Json) -> Json:

@@ -11,7 +11,7 @@ of buffered characters; an incomplete character counts as one.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import TypeAlias
 
@@ -55,8 +55,11 @@ class Vocabulary:
         self.single_byte = cache(self._single_byte)
         self.text_and_bytes = cache(self._text_and_bytes)
 
-    def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """Returns a detokenizer for the continuation of a prompt, or for an independent text if ``prompt`` is empty."""
+    def continue_text(self, prompt: Sequence[int] = (), shown_tokens: Set[int] = frozenset()) -> Detokenizer:
+        """Returns a detokenizer for the continuation of a prompt, or for an independent text if ``prompt`` is empty.
+
+        ``shown_tokens`` are special tokens that are a part of the text.
+        """
         context: list[int] = []
         byte_level = self.tokenizer.byte_level
         size = BYTE_CONTEXT_TOKENS if byte_level else CONTEXT_TOKENS
@@ -69,7 +72,10 @@ class Vocabulary:
                     break
         context.reverse()
         detokenizer = ByteLevelDetokenizer(self, context) if byte_level else WindowDetokenizer(self, context)
-        return CleanupDetokenizer(detokenizer) if self.tokenizer.cleans_up else detokenizer
+        cleaned = CleanupDetokenizer(detokenizer) if self.tokenizer.cleans_up else detokenizer
+        if not shown_tokens:
+            return cleaned
+        return ShowingDetokenizer(cleaned, {token: self.tokenizer.id_to_token(token) or "" for token in shown_tokens})
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, without special tokens."""
@@ -141,6 +147,7 @@ class ByteLevelDetokenizer:
         return self._decode(self._byte_string(token)) if text is None else text
 
     def flush(self) -> str:
+        self.held = 0
         return "" if self._decoder is None else self._decoder.decode(b"", True)
 
     def _decode(self, data: bytes) -> str:
@@ -242,6 +249,7 @@ class CleanupDetokenizer:
         text = self._inner.flush()
         for replacer in self._replacers:
             text = replacer.push(text) + replacer.held
+            replacer.held = ""
         return text
 
     @property
@@ -249,4 +257,23 @@ class CleanupDetokenizer:
         return self._inner.held + sum([len(replacer.held) for replacer in self._replacers])
 
 
-Detokenizer: TypeAlias = ByteLevelDetokenizer | WindowDetokenizer | CleanupDetokenizer
+class ShowingDetokenizer:
+    """Wrapper of a detokenizer that returns some special tokens as text; ``texts`` are those by id."""
+
+    def __init__(
+        self, inner: ByteLevelDetokenizer | WindowDetokenizer | CleanupDetokenizer, texts: Mapping[int, str]
+    ) -> None:
+        self._inner = inner
+        self._texts = texts
+        self.flush = inner.flush
+
+    def push(self, token: int) -> str:
+        text = self._texts.get(token)
+        return self._inner.push(token) if text is None else self._inner.flush() + text
+
+    @property
+    def held(self) -> int:
+        return self._inner.held
+
+
+Detokenizer: TypeAlias = ByteLevelDetokenizer | WindowDetokenizer | CleanupDetokenizer | ShowingDetokenizer

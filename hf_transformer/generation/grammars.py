@@ -19,8 +19,7 @@ from typing import Any, Final
 import orjson
 
 from hf_transformer.errors import InvalidInput, Path
-from hf_transformer.generation.constraint import ANY_OBJECT, Constraint, call_text
-from hf_transformer.generation.tools import BEGIN
+from hf_transformer.generation.constraint import ANY_OBJECT, Constraint
 from hf_transformer.types.request import Json
 
 IS_INSTALLED: Final = find_spec("llguidance") is not None
@@ -151,13 +150,12 @@ def _grammar(constraint: Constraint) -> str:
 
 def _tool_grammar(constraint: Constraint) -> str:
     """Lark grammar of calls of tools next to free text, or next to an answer of a schema."""
-    tools, answer = constraint.tool_parts
+    (tools, answer), form = constraint.tool_parts, constraint.call_form
     bodies = []
     for name, schema in tools.items():
-        begin, end = call_text(name)
-        head, tail = (orjson.dumps(text).decode() for text in (begin.removeprefix(BEGIN), end))
-        bodies.append(f"{head} {_json_rule(schema)} {tail}")
-    trigger, lines = orjson.dumps(BEGIN).decode(), ["%llguidance {}", f"call: {' | '.join(bodies)}"]
+        head, tail = (orjson.dumps(text).decode() for text in (form.begin(name)[len(form.trigger) :], form.tail))
+        bodies.append(f"{head} {_json_rule(schema)} {tail if form.tail else ''}".rstrip())
+    trigger, lines = orjson.dumps(form.trigger).decode(), ["%llguidance {}", f"call: {' | '.join(bodies)}"]
     if answer is None:
         lines += [
             "start: (begin call)* rest",

@@ -104,6 +104,11 @@ class ModelInput:
         self._dtype: np.dtype[Any] = np.dtype(np.object_ if spec.datatype == "BYTES" else np.float32)  # also of BF16
         self._dtype = NUMPY_DTYPES.get(spec.datatype, self._dtype)
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether the input is optional, of texts, and has room for any number of them."""
+        return self.optional and self.datatype == "BYTES" and bool(self._free_axes) and self._fixed_size == 1
+
     def fits(self, count: int) -> bool:
         """Whether the shape allows ``count`` elements."""
         size, remainder = divmod(count, self._fixed_size) if self._fixed_size else (0, count)

@@ -21,7 +21,7 @@ from hf_transformer.generation.logits_batch import StepBatchBuilder
 from hf_transformer.generation.logits_sequence import LogitsSequence
 from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.masks import ABSENT, GrammarCompiler
-from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step, TokenScore
+from hf_transformer.generation.types import LANGUAGES, Generator, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.observability.metrics import ModelMetrics, Work
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types.request import Context
@@ -39,7 +39,8 @@ class LogitsGenerator(Generator):
     """
 
     interface: ClassVar[str] = "logits"
-    supported_fields = frozenset(field.name for field in fields(Sampling)) - {"n", "stop", "names"}
+    reasons_first = True
+    supported_fields = frozenset(field.name for field in fields(Sampling)) - {"n", "stop", "names", "reasoning"}
 
     def __init__(
         self,
@@ -59,6 +60,8 @@ class LogitsGenerator(Generator):
             self.supported_fields -= {"constraint"}
             self.hints = {**self.hints, "constraint": ABSENT}
         self._signature = signature = fit_logits(spec, tokenizer, settings)
+        if not signature.encoder_decoder:
+            self.supported_fields -= {*LANGUAGES}
         if signature.encoder_decoder or not signature.all_positions:
             self.supported_fields -= {"prompt_logprobs"}
             reads = (
@@ -74,7 +77,7 @@ class LogitsGenerator(Generator):
         self._max_length = min(settings.max_length, signature.length or settings.max_length)
         # Limit batches in flight to the model's instances, so that waiting sequences form larger batches.
         scheduling, limit = settings.scheduling, settings.concurrency_limit
-        limit.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
+        limit.count = min(scheduling.max_batches_in_flight, spec.instances or 1)
         widths = padding_buckets(settings.pad_to_multiple_of, settings.max_length)
         self._builder = StepBatchBuilder(signature, settings.pad_id, scheduling, widths)
         self._scheduler = Scheduler[LogitsSequence](
@@ -157,7 +160,7 @@ class LogitsGenerator(Generator):
             cost += cache_bytes(self._signature.caches, len(sequence.tokens), len(sequence.source)) // BYTES_PER_COST
         entry = Entry(sequence, None, cost)
         self._scheduler.submit((entry,), _decode, None, context)
-        if sequence.mask is not None:
+        if sequence.mask is not None and sequence.needs_mask:
             sequence.mask.start(self._executor)
         return entry
 
@@ -176,7 +179,7 @@ class LogitsGenerator(Generator):
             expected = f"a prompt of the model's token ids, from 0 to {self._vocabulary - 1}"
             raise InvalidInput("", expected, str(max(start)))
         if self._signature.encoder_decoder:
-            start, source = self._settings.decoder_start_ids, start
+            start, source = prompt.decoder_start or self._settings.decoder_start_ids, start
             if len(source) > limit:
                 raise InvalidInput("", f"a prompt of at most {limit} tokens", str(len(source)))
             limit = min(self._settings.max_length, self._signature.target_length or self._settings.max_length)

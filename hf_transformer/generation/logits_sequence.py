@@ -83,7 +83,10 @@ class LogitsSequence:
             # A complete text can only end, so ignore_eos means that it ends as late as possible.
             self._end_ids, at_least = self._suppressed, len(self._ids) if sampling.ignore_eos else sampling.min_tokens
             self.mask = self._grammars.mask(constraint, sampling.path("constraint"), self._end_ids, at_least)
-        self._sampler = TokenSampler(sampling, self.tokens.tolist(), self._suppressed, self.mask)
+        prefix = None
+        if self.mask is not None and self._grammars is not None and sampling.reasoning is not None:
+            prefix = self._grammars.prefix(sampling.reasoning(), sampling.shown_tokens)
+        self._sampler = TokenSampler(sampling, self.tokens.tolist(), self._suppressed, self.mask, prefix)
         tensors = self._cache_tensors
         self.cache = Cache(tensors, self._cache_length, len(self.source)) if tensors else None
 
@@ -112,6 +115,12 @@ class LogitsSequence:
     def tokens(self) -> Array:
         """Tokens of the decoder so far, int64 [T]. They include the prompt for a decoder-only model."""
         return self._ids[: self._length]
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the mask may apply to the next token."""
+        prefix = self._sampler.prefix
+        return self.mask is not None and (prefix is None or not prefix.must_continue)
 
     @property
     def is_new(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Executor, Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ from hf_transformer.types.tensors import Array
 
 if TYPE_CHECKING:
     from hf_transformer.generation.detokenizer import Vocabulary  # tokenizer/ imports no generation/
+    from hf_transformer.generation.responses.prefix import ReasoningPrefix, TokenPrefix
 
 LIGHT_SECONDS: Final = 0.05
 LIGHT_BYTES: Final = 4 << 20
@@ -74,7 +75,7 @@ class GrammarCompiler:
     def __init__(self, vocabulary: Vocabulary, sandbox: Sandbox) -> None:
         self._vocabulary = vocabulary
         self._sandbox = sandbox
-        self._tokenizer: Any = None
+        self._tokenizers: dict[frozenset[int], Any] = {}
         self._tokenizer_lock = threading.Lock()
         self._owner = object()
 
@@ -114,9 +115,10 @@ class GrammarCompiler:
         memory.reserve(size, states, path)
         try:
             with self._tokenizer_lock:
-                if self._tokenizer is None:
-                    self._tokenizer = _tokenizer(self._vocabulary)
-            matcher = compile_grammar(self._tokenizer, constraint, path, states)
+                if (tokenizer := self._tokenizers.get(constraint.shown_tokens)) is None:
+                    tokenizer = _tokenizer(self._vocabulary, constraint.shown_tokens)
+                    self._tokenizers[constraint.shown_tokens] = tokenizer
+            matcher = compile_grammar(tokenizer, constraint, path, states)
             cost = self._check_first(matcher, path)
         except BaseException:
             memory.give_back(size + states * STATE_BYTES)
@@ -132,6 +134,12 @@ class GrammarCompiler:
         if not np.unpackbits(bits, count=self._vocabulary.size, bitorder="little").any():
             raise InvalidInput(path, "a constraint that the model's tokens can write")
         return _cost(time.thread_time() - began)
+
+    def prefix(self, prefix: ReasoningPrefix, shown_tokens: Set[int]) -> TokenPrefix | None:
+        """Returns the reader of a new text's reasoning, before its constraint; None without any."""
+        from hf_transformer.generation.responses.prefix import TokenPrefix  # imports regex, which chats alone need
+
+        return None if prefix.is_over else TokenPrefix.of(prefix, self._vocabulary, shown_tokens)
 
     def mask(self, constraint: Constraint, path: Path, ends: frozenset[int], min_tokens: int) -> TokenMask:
         """Returns the mask of a new text with a constraint that ``prepare`` has compiled."""
@@ -180,8 +188,9 @@ class TokenMask:
         """Cost of the last mask, in units of the scheduler's INLINE_COST."""
 
     def start(self, executor: Executor) -> None:
-        """Starts to compute the next mask."""
-        self._future = executor.submit(self._compute)
+        """Starts to compute the next mask, if that of the last step was used."""
+        if self._future is None:
+            self._future = executor.submit(self._compute)
 
     def apply(self, scores: Array) -> Array:
         """Returns the scores [V] with -inf for tokens that are not allowed. Raises InvalidInput and TooManyRequests."""
@@ -192,11 +201,27 @@ class TokenMask:
         np.copyto(masked[: self._size], scores[: self._size], where=allowed, casting="same_kind")
         return masked
 
+    def accepts(self, tokens: list[int]) -> bool:
+        """Whether the text may go on with these tokens."""
+        self._settle()
+        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
+
+    def _settle(self) -> None:
+        """Waits for a mask that was not used: one thread at a time has the matcher."""
+        future, self._future = self._future, None
+        if future is not None and not future.cancel():
+            future.exception()
+
+    def skip(self) -> None:
+        """Counts a token before the text with the constraint."""
+        self._remaining -= 1
+
     def add(self, token: int) -> None:
         """Adds a chosen token. Raises TooManyRequests if the text takes more memory than there is."""
         self._remaining -= 1
         if token in self._end_ids:
             return
+        self._settle()
         began = time.thread_time()
         self._matcher.consume_token(token)
         self._row_seconds += time.thread_time() - began
@@ -243,7 +268,8 @@ def _cost(seconds: float) -> int:
     return int(seconds * COSTS_PER_SECOND)
 
 
-def _tokenizer(vocabulary: Vocabulary) -> Any:
+def _tokenizer(vocabulary: Vocabulary, shown_tokens: Set[int]) -> Any:
+    """llguidance's tokenizer. ``shown_tokens`` are special tokens that are text."""
     ids = range(vocabulary.size)
-    special = [token for token in ids if vocabulary.is_special(token)]
+    special = [token for token in ids if vocabulary.is_special(token) and token not in shown_tokens]
     return tokenizer_of([vocabulary.text_and_bytes(token)[1] for token in ids], special)

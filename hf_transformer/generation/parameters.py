@@ -1,6 +1,6 @@
 """Declared parameters of generation, which all APIs have: how tokens are chosen, and where a text ends.
 
-Their names are those of vLLM's SamplingParams. The bodies of the OpenAI API (api/openai/generation.py), of Triton's
+Their names are those of vLLM's SamplingParams. The bodies of the OpenAI API (api/generated_answers.py), of Triton's
 generate extension (api/generate.py), and the parameters of V1 and V2 here extend them.
 """
 
@@ -57,6 +57,9 @@ Biases: TypeAlias = Annotated[
     ),
 ]
 Seed: TypeAlias = Annotated[int | None, about("Seed that makes sampling repeatable.")]
+Language: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=32), about(expected="a language of 1 to 32 characters", limits="characters")
+]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 """The range is that of OpenAI's API."""
 
@@ -117,6 +120,10 @@ class SamplingFields(TaskParameters):
         Penalty | None, about("Penalty of tokens for each time that the new text contains them.")
     ] = None
     logit_bias: Biases = None
+    src_lang: Annotated[Language | None, about("Language of the text, for models that translate between many.")] = None
+    tgt_lang: Annotated[Language | None, about("Language of the answer, for models that translate between many.")] = (
+        None
+    )
     ignore_eos: Annotated[
         bool | None, about("Whether a text continues after its end token.", schema={"default": False})
     ] = None

@@ -9,6 +9,7 @@ sequences concurrently.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hf_transformer.core.budget import Budget
@@ -18,14 +19,25 @@ from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stream import LOGPROB_BYTES, Generation, SequenceAssembler
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
-from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt, Sampling
+from hf_transformer.generation.types import (
+    LANGUAGES,
+    NEUTRAL,
+    GenerationRequest,
+    Generator,
+    GeneratorSettings,
+    Prompt,
+    Sampling,
+)
 from hf_transformer.generation.verification import Verifier
+from hf_transformer.tokenizer.languages import Languages
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types.request import Answers, Context, Query
-from hf_transformer.types.tokenization import TokenIds, Tokenization
+from hf_transformer.types.request import Answers, Context, Query, TracedOperation
+from hf_transformer.types.tokenization import TextInput, TokenIds, Tokenization
 
 PROMPT_BYTES, ECHO_BYTES = 4, 12
 """Bytes of a prompt's character in the model's input, and in the answer, as text and as JSON."""
+IMAGE_COPIES = 3
+"""Copies of an image's base64 in a call to the predictor: in the tensor, the message and the connection."""
 ALWAYS_SUPPORTED = frozenset({"stop", "n", "max_tokens", "max_length"})
 """Fields that the service implements itself, without support from the model."""
 
@@ -38,6 +50,7 @@ class GenerationPipeline(Pipeline):
     Attributes:
         interface: the model's interface: tokens, text or logits.
         supported_fields: fields of Sampling that a request may set.
+        reasons_first: see Generator.
     """
 
     def __init__(
@@ -59,7 +72,16 @@ class GenerationPipeline(Pipeline):
         self._timeout = timeout
         self._verifier = verifier
         self.interface = generator.interface
+        self.image_form = generator.image_form
+        self.reasons_first = generator.reasons_first
         self.supported_fields = ALWAYS_SUPPORTED | generator.supported_fields
+        self._languages = languages = Languages.of(tokenizer)
+        if languages is None:
+            self.supported_fields -= {*LANGUAGES}
+        elif languages.is_mark:
+            self.supported_fields |= {"tgt_lang"}
+        if languages is not None and not languages.has_source:
+            self.supported_fields -= {"src_lang"}
         self._max_new_tokens = task.settings.generation.max_new_tokens
         self._vocabulary = Vocabulary(tokenizer)
         self._count_text = TokenCounter(tokenizer, options.executor).count
@@ -74,9 +96,15 @@ class GenerationPipeline(Pipeline):
             TooLarge: there are too many prompts, or they are too long.
         """
         began, budget = time.perf_counter(), self._budget(context)
+        context.operation = described(request)
         self.check(request.sampling, request.max_length)
         if not request.prompts:
             raise InvalidInput(request.name, "at least one prompt", "none")
+        if request.images:
+            if self.image_form is None:  # the model has changed since its chat was rendered
+                raise InvalidInput(request.name, "text", "images")
+            copies = sum(len(image.base64) for image in request.images) * IMAGE_COPIES * request.sampling.n
+            budget.hold(copies, request.name)
         length = self._count(request, budget)
         budget.expect(length)
         if self._log_texts is not None:
@@ -151,6 +179,8 @@ class GenerationPipeline(Pipeline):
                 hint = self._generator.hints.get(field, "leave it out")
                 hint = f"the service's {name} sets it" if isinstance(name, str) and name.startswith("--") else hint
                 raise InvalidInput(sampling.path(field), expected, hint=hint)
+        for field in LANGUAGES:
+            self._language(sampling, field)
         max_new, field, value = self._max_new_tokens, "max_tokens", sampling.max_tokens
         if value is None and "max_length" in sampling.names:
             field, value = "max_length", max_length
@@ -194,19 +224,58 @@ class GenerationPipeline(Pipeline):
                     if not 0 <= token < size:
                         raise InvalidInput(request.prompt_path(index), f"token ids from 0 to {size - 1}", str(token))
         options = Tokenization(whole=True, special_tokens=None if special else False)
-        encodings = await self.tokenizer.encode_off_loop(request.prompts, self._executor, options)
+        texts = self._marked(request)
+        encodings = await self.tokenizer.encode_off_loop(texts, self._executor, options)
         budget.hold(self.tokenizer.decoded_length(id_prompts) * request.sampling.n * PROMPT_BYTES, request.name)
         # Keep special tokens, since a text model needs them.
         decoded = iter(await self.tokenizer.decode_off_loop(id_prompts, self._executor, False))
+        source, start = self._language(request.sampling, "src_lang"), self._decoder_start(request.sampling)
         prompts = []
-        for index, (text, [encoding]) in enumerate(zip(request.prompts, encodings, strict=True)):
+        for index, (text, [encoding]) in enumerate(zip(texts, encodings, strict=True)):
             if not encoding.ids:
                 raise InvalidInput(request.prompt_path(index), "a prompt of at least one token", "none")
             if isinstance(text, TokenIds):
-                prompts.append(Prompt(next(decoded), tuple(encoding.ids), False))
+                if source is not None:
+                    hint = "token ids have their language already"
+                    raise InvalidInput(request.sampling.path("src_lang"), "no language", hint=hint)
+                prompts.append(Prompt(next(decoded), tuple(encoding.ids), False, decoder_start=start))
             else:
-                prompts.append(Prompt(str(text), tuple(encoding.ids), special))
+                sent = self.tokenizer.broken(text) if self.interface == "text" and isinstance(text, str) else str(text)
+                ids = tuple(encoding.ids)
+                if source is not None and self._languages is not None:
+                    if not special:
+                        path, hint = request.sampling.path("src_lang"), "the language is one of them"
+                        raise InvalidInput(path, "no language without special tokens", hint=hint)
+                    ids = self._languages.with_source(ids, source)
+                prompt = Prompt(sent, ids, special, images=request.images, question=request.question)
+                prompt.decoder_start = start
+                prompts.append(prompt)
         return prompts
+
+    def _language(self, sampling: Sampling, field: str) -> int | None:
+        """The token of a request's language. Raises InvalidInput for an unknown one."""
+        code = getattr(sampling, field)
+        return None if code is None or self._languages is None else self._languages.id(code, sampling.path(field))
+
+    def _marked(self, request: GenerationRequest) -> Sequence[TextInput]:
+        """Puts the mark of the target language before prompts, for a model with such marks."""
+        target, languages = request.sampling.tgt_lang, self._languages
+        if target is None or languages is None or not languages.is_mark:
+            return request.prompts
+        marked: list[TextInput] = []
+        for index, text in enumerate(request.prompts):
+            if not isinstance(text, str):
+                expected = f"no token ids with {show_path(request.sampling.path('tgt_lang'))}"
+                raise InvalidInput(request.prompt_path(index), expected)
+            marked.append(languages.marked(text, target))
+        return marked
+
+    def _decoder_start(self, sampling: Sampling) -> tuple[int, ...]:
+        """The decoder's first tokens for a target language: the model's own, and the language."""
+        target = self._language(sampling, "tgt_lang")
+        if target is None or self._languages is None or self._languages.is_mark:
+            return ()
+        return (*self._settings.decoder_start_ids[:1], target)
 
     def _sequences(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[SequenceAssembler]:
         """Builds one assembler for each choice of a prompt."""
@@ -230,7 +299,8 @@ class GenerationPipeline(Pipeline):
             TooLarge: the prompt leaves no room.
         """
         sampling, limit, max_new = request.sampling, self._settings.max_length, self._max_new_tokens
-        start, size, path = self._settings.decoder_start_ids, len(prompt.ids), request.prompt_path(index)
+        start, size = prompt.decoder_start or self._settings.decoder_start_ids, len(prompt.ids)
+        path = request.prompt_path(index)
         used = len(start) if start else size
         most = limit if start else limit - (sampling.max_tokens != 0)
         if size > most or len(start) >= limit:
@@ -251,3 +321,25 @@ class GenerationPipeline(Pipeline):
             expected = f"at most {room}, the limit of new tokens of {show_path(path)}"
             raise InvalidInput(sampling.path("min_tokens"), expected, str(sampling.min_tokens))
         return room
+
+
+def described(request: GenerationRequest) -> TracedOperation:
+    """The operation and parameters of a request in OpenTelemetry's terms. Stop strings are texts of users.
+
+    Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+    """
+    sampling = request.sampling
+    parameters: dict[str, int | float] = {"temperature": 0.0 if sampling.greedy else float(sampling.temperature)}
+    if sampling.max_tokens is not None:
+        parameters["max_tokens"] = sampling.max_tokens
+    if sampling.seed is not None:
+        parameters["seed"] = sampling.seed
+    if sampling.n != NEUTRAL.n:
+        parameters["choice.count"] = sampling.n
+    for name in () if sampling.greedy else ("top_k", "top_p"):
+        if (value := getattr(sampling, name)) != getattr(NEUTRAL, name):
+            parameters[name] = float(value)
+    for name in ("frequency_penalty", "presence_penalty"):
+        if value := getattr(sampling, name):
+            parameters[name] = float(value)
+    return TracedOperation("chat" if request.name == "messages" else "text_completion", parameters, 0)

@@ -25,13 +25,17 @@ class StopSearch:
 
     The first complete stop string ends the text. If several stop strings end at the same position, the longest applies.
     The result does not depend on the chunk boundaries.
+
+    Attributes:
+        matched: the stop string that ended the text.
     """
 
-    __slots__ = ("_stops", "held")
+    __slots__ = ("_stops", "held", "matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self.held = ""
+        self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Adds a chunk. Returns the text that can no longer change, and whether a stop string ended the text."""
@@ -40,8 +44,9 @@ class StopSearch:
         text = self.held + text
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
-            self.held = ""
-            return text[: min(matches)[1]], True
+            end, start = min(matches)
+            self.held, self.matched = "", text[start:end]
+            return text[:start], True
         end = min(partial_match(text, stop) for stop in self._stops)
         self.held = text[end:]
         return text[:end], False

@@ -63,7 +63,7 @@ class SequenceAssembler:
     ) -> None:
         self._vocabulary = vocabulary
         self._text_and_bytes = vocabulary.text_and_bytes
-        self._detokenizer = vocabulary.continue_text(prompt.ids if continues else ())
+        self._detokenizer = vocabulary.continue_text(prompt.ids if continues else (), sampling.shown_tokens)
         self._stops = StopSearch(sampling.stop)
         self.prompt = prompt
         self.sampling = sampling
@@ -99,7 +99,7 @@ class SequenceAssembler:
             return None
         text, self.prefix = self.prefix + text, ""
         count, self._uncounted = self._uncounted, 0
-        return Piece(*self.key, text, tokens, count, finish, prompt_tokens)
+        return Piece(*self.key, text, tokens, count, finish, prompt_tokens, self._stops.matched)
 
     def read_prompt(self) -> None:
         """Makes ``prompt_tokens`` from the prompt's scores. May run in a thread."""
@@ -215,6 +215,7 @@ class Generation:
         self._unfinished = self._unread = len(sequences)
         self._tasks: list[asyncio.Task[None]] = []
         self._pieces: deque[Piece] = deque()
+        self._finished: dict[tuple[int, int], str] = {}  # the reasons of texts, by prompt and choice
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._reader: asyncio.Future[None] | None = None
@@ -254,6 +255,9 @@ class Generation:
         self._cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._context.operation is not None:
+            self._context.operation.output_tokens = self.completion_tokens
+            self._context.operation.finish_reasons = [self._finished[key] for key in sorted(self._finished)]
         self._prepared = None
         self._tasks = []  # breaks a reference cycle through the errors of tasks
 
@@ -305,8 +309,8 @@ class Generation:
         for (prompt, choice), parts in pieces.items():
             text = "".join([part.text for part in parts])
             tokens, count = [token for part in parts for token in part.tokens], sum(part.count for part in parts)
-            finish, prompt_tokens = parts[-1].finish, parts[0].prompt_tokens
-            texts[prompt].append(Piece(prompt, choice, text, tokens, count, finish, prompt_tokens))
+            last, prompt_tokens = parts[-1], parts[0].prompt_tokens
+            texts[prompt].append(Piece(prompt, choice, text, tokens, count, last.finish, prompt_tokens, last.stop))
         return texts
 
     def _expire(self, is_callers: bool) -> None:
@@ -366,6 +370,7 @@ class Generation:
             generator.texts -= 1
             generator.tokens -= tokens
         self._unfinished -= 1
+        self._finished[sequence.key] = finish
         if not self._unfinished:
             self._context.predict = perf_counter() - self._created
             if self._timer is not None:
@@ -440,8 +445,11 @@ class Generation:
         if self._verifier is None or constraint is None or written is None:
             return
         try:
-            path = sequence.sampling.path("constraint")
-            await self._verifier.verify(constraint, "".join(written), path)
+            path, text = sequence.sampling.path("constraint"), "".join(written)
+            if (make := sequence.sampling.reasoning) is not None:
+                prefix = make()
+                text = prefix.push(text)[1] + prefix.flush()[1]
+            await self._verifier.verify(constraint, text, path)
         except BrokenForm:
             self._metrics.broken_forms += 1
             raise

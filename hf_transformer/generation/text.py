@@ -6,6 +6,8 @@
     text_input, sampling_param_max_tokens, ... -> text_output, finish_reason         TensorRT-LLM's LLM API model
     text_input -> text, including the prompt                                         Triton's tutorial
 
+vLLM's backend and the LLM API model may have an optional input for images, ``image`` (base64) or ``image_url``.
+
 A decoupled model streams the new text, or the whole text so far (LLM API). Other models return the text in one
 response.
 """
@@ -23,7 +25,8 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.constraint import STRUCTURED_OUTPUTS, vllm_fields
+from hf_transformer.generation.constraint import STRUCTURED_OUTPUTS, vllm_fields, with_reasoning
+from hf_transformer.generation.images import ImageForm
 from hf_transformer.generation.inputs import EXCLUDING, FIELDS, LLM_API, ResponseBound, TensorGenerator, numeric_data
 from hf_transformer.generation.types import NEUTRAL, FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
@@ -41,6 +44,12 @@ REASON, COUNT = "finish_reason", "num_output_tokens"
 _RETURNED: Final = {"return_finish_reason": REASON, "return_num_output_tokens": COUNT}
 """Boolean inputs that enable an optional output, each with the name of that output."""
 
+IMAGE_INPUTS: Final[Mapping[str, ImageForm]] = {"image": "base64", "image_url": "url"}
+"""Optional inputs for images: of vLLM's backend, and of TensorRT-LLM's LLM API model since August 2026.
+
+Sources: https://github.com/triton-inference-server/vllm_backend, src/utils/request.py, and
+https://github.com/NVIDIA/TensorRT-LLM, triton_backend/all_models/llmapi/tensorrt_llm
+"""
 _IN_JSON: Final = (
     *("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "ignore_eos"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -83,8 +92,12 @@ class TextGenerator(TensorGenerator):
         self._output = next((name for name in output_names if name in names), "")
         super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
         inputs = self._inputs
+        taken = [name for name in IMAGE_INPUTS if name in inputs and inputs[name].takes_images]
+        self._image_input = taken[0] if taken else ""
+        self.image_form = IMAGE_INPUTS[taken[0]] if taken else None
         self._takes_json = PARAMETERS in inputs
         self._form = settings.structured_output_form
+        self._reasoning_by = settings.structured_output_reasoning
         self.takes_adapters = self._takes_json
         self.supported_fields -= {"logprobs"}  # the model does not return the corresponding tokens
         if self._takes_json:
@@ -92,6 +105,7 @@ class TextGenerator(TensorGenerator):
             self.hints = {**self.hints, "constraint": "the service runs with --structured_output_form=none"}
             if settings.structured_output_form != "none":
                 self.supported_fields |= {"constraint"}
+            self.reasons_first = self._form == STRUCTURED_OUTPUTS or self._reasoning_by == "engine"
         returned = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in returned)]
         # vLLM's backend excludes the prompt when it streams.
@@ -125,6 +139,8 @@ class TextGenerator(TensorGenerator):
         prefix = None if self._excludes_prompt else PromptRemover(text, partial(self._decode, prompt.ids, True))
         reader, whole = TextResponseReader(self, sampling.max_tokens or 1, prefix), ""
         inputs = self._tensors(text, sampling, context.adapter)
+        if prompt.images:
+            inputs = self._with_images(prompt, inputs)
         # A model without an input for max_tokens has its own limit.
         most = self._max_length if self._truncates else sampling.max_tokens or 1
         bound = ResponseBound(most, self._output, prompt.text, self._cumulative)
@@ -147,9 +163,19 @@ class TextGenerator(TensorGenerator):
         if self._takes_json:
             chosen = {"lora_name": adapter} if adapter else {}
             form = {} if sampling.constraint is None else vllm_fields(sampling.constraint, self._form)
+            if sampling.constraint is not None and sampling.reasoning is not None and self._reasoning_by == "grammar":
+                form = with_reasoning(sampling.constraint, sampling.reasoning()) or form
             parameters = orjson.dumps({**_sampling_params(sampling), **form, **chosen}).decode()
             tensors.append(self._inputs[PARAMETERS].tensor(parameters))
         return tensors
+
+    def _with_images(self, prompt: Prompt, inputs: list[Tensor]) -> list[Tensor]:
+        """Adds the images to the inputs of a call. A model that takes URLs renders the chat template itself."""
+        image_input = self._inputs[self._image_input]
+        if self.image_form == "base64":
+            return [*inputs, image_input.tensor([image.base64 for image in prompt.images])]
+        question = self._inputs[self._input].tensor(prompt.question)
+        return [question, *inputs[1:], image_input.tensor([image.url for image in prompt.images])]
 
     def _problems(self, output_names: Sequence[str]) -> list[str]:
         inputs, problems = self._inputs, []
@@ -178,6 +204,8 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
         for field in ("top_k", "top_p", "min_p", "seed"):
             params.pop(field, None)
         params["temperature"] = 0.0
+    if sampling.shown_tokens:
+        params["skip_special_tokens"] = False
     return params
 
 

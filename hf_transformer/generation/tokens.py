@@ -17,7 +17,15 @@ from typing import ClassVar
 
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.inputs import NO_WORDS, ResponseBound, TensorGenerator, numeric_data
-from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step, TokenScore
+from hf_transformer.generation.types import (
+    LANGUAGES,
+    FinishReason,
+    GeneratorSettings,
+    Prompt,
+    Sampling,
+    Step,
+    TokenScore,
+)
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import ModelSpec, Tensor
@@ -48,6 +56,8 @@ class TokenGenerator(TensorGenerator):
         outputs = {tensor.name for tensor in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
         self.supported_fields |= {"stop_token_ids"}  # this class searches for them if the model has no stop words
+        if DECODER_IDS in self._reserved_values:
+            self.supported_fields |= {*LANGUAGES}
         if SCORES not in outputs:
             self.supported_fields -= {"logprobs"}
         if self._other_eos_ids:  # min_tokens makes the model suppress its end_id, and no other token
@@ -59,7 +69,8 @@ class TokenGenerator(TensorGenerator):
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         sampling, end_ids = self._end_tokens(sampling)
-        reader = TokenResponseReader(self, [*(self._decoder_start or prompt.ids)], end_ids, sampling)
+        start = prompt.decoder_start or self._decoder_start or prompt.ids
+        reader = TokenResponseReader(self, [*start], end_ids, sampling)
         inputs = self._tensors(prompt, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         bound = ResponseBound(sampling.max_tokens or 1)
@@ -106,6 +117,10 @@ class TokenGenerator(TensorGenerator):
             words = _stop_words(all_ids if inputs[WORDS].fits(2 * len(all_ids)) else eos_ids)
             if words or not inputs[WORDS].optional:
                 values = {**values, WORDS: words or NO_WORDS}
+        if prompt.decoder_start:
+            values = {**values, DECODER_IDS: prompt.decoder_start}
+            if DECODER_LENGTHS in inputs:
+                values[DECODER_LENGTHS] = len(prompt.decoder_start)
         tensors = [inputs[IDS].tensor(prompt.ids)]
         if LENGTHS in inputs:
             tensors.append(inputs[LENGTHS].tensor(len(prompt.ids)))

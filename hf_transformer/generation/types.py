@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.errors import Path
 from hf_transformer.generation.cache import CacheBudget
-from hf_transformer.generation.constraint import Constraint, StructuredOutputForm
+from hf_transformer.generation.constraint import Constraint, ReasoningBy, StructuredOutputForm
+from hf_transformer.generation.images import Image, ImageForm
 from hf_transformer.observability.metrics import Work
 from hf_transformer.types.request import Context
 from hf_transformer.types.tokenization import TextInput
+
+if TYPE_CHECKING:
+    from hf_transformer.generation.responses.prefix import ReasoningPrefix  # imports regex
 
 FinishReason = Literal["stop", "length"]
 """Reason for the end of a text. ``stop``: an end token or a stop string; ``length``: the limit of new tokens."""
@@ -38,8 +42,11 @@ class Sampling:
         logprobs: number of top logprobs to return per token; None for no log probabilities.
         prompt_logprobs: the same for the tokens of the prompt.
         score_ids: tokens whose log probabilities to return in place of the top ones.
+        shown_tokens: special tokens that are a part of the text, as delimiters of a response template.
         n: number of continuations of each prompt.
         constraint: the form of the text; None for free text.
+        reasoning: makes a reader of the reasoning before a text with a constraint; None if the constraint holds from
+            the first token.
         names: source of each field that is not neutral: the client's parameter name, or a flag (``--top_k``).
     """
 
@@ -61,8 +68,12 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     score_ids: tuple[int, ...] = ()
+    shown_tokens: frozenset[int] = frozenset()
+    src_lang: str | None = None
+    tgt_lang: str | None = None
     n: int = 1
     constraint: Constraint | None = None
+    reasoning: Callable[[], ReasoningPrefix] | None = None
     names: Mapping[str, Path | str] = field(default_factory=dict)
 
     def path(self, field: str) -> Path:
@@ -72,6 +83,8 @@ class Sampling:
 
 
 NEUTRAL = Sampling()
+LANGUAGES: Final = ("src_lang", "tgt_lang")
+"""Fields of Sampling for models that translate between many languages."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +99,8 @@ class GenerationRequest:
             overrides it.
         name: the client's field name of the prompts, for FieldError.
         single: whether ``name`` is one prompt and not a list.
+        images: the images of the only prompt, which has placeholders for them.
+        question: the text beside the images, for a model that renders the chat template itself.
     """
 
     prompts: Sequence[TextInput]
@@ -95,6 +110,8 @@ class GenerationRequest:
     max_length: int | None = None
     name: str = "instances"
     single: bool = False
+    images: Sequence[Image] = ()
+    question: str = ""
 
     def prompt_path(self, index: int) -> Path:
         """Path of a prompt for FieldError."""
@@ -105,6 +122,7 @@ class GenerationRequest:
 class Prompt:
     """A tokenized prompt: ``text`` and ``ids`` [S].
 
+    ``decoder_start`` has the first tokens of the decoder for a request with ``tgt_lang``; empty for the model's.
     ``special_tokens`` is true if the service's tokenizer added special tokens to ``ids`` that ``text`` lacks. For
     ``Sampling.prompt_logprobs`` the generator sets ``scores``, one per id, before the first step of a continuation.
     """
@@ -113,6 +131,9 @@ class Prompt:
     ids: tuple[int, ...]
     special_tokens: bool = True
     scores: Sequence[TokenScore] = ()
+    images: Sequence[Image] = ()
+    question: str = ""
+    decoder_start: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)  # frozen, each would take half a microsecond more
@@ -170,6 +191,7 @@ class Piece:
         count: number of new tokens since the previous piece.
         finish: set in the last piece.
         prompt_tokens: the prompt's tokens if the request asks for their logprobs, set in the first piece.
+        stop: the stop string that ended the text, set in the last piece.
     """
 
     prompt: int
@@ -179,6 +201,7 @@ class Piece:
     count: int = 0
     finish: FinishReason | None = None
     prompt_tokens: Sequence[TokenText] = ()
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +220,7 @@ class GeneratorSettings:
         concurrency_limit: limit of a logits model's batches in flight. Generators share it when the model is replaced.
         cache_budget: memory budget of key-value caches (--max_cache_bytes). Generators share it likewise.
         structured_output_form: --structured_output_form.
+        structured_output_reasoning: --structured_output_reasoning.
     """
 
     model_config: Mapping[str, Any]
@@ -212,6 +236,7 @@ class GeneratorSettings:
     concurrency_limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
     cache_budget: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))
     structured_output_form: StructuredOutputForm = "structured_outputs"
+    structured_output_reasoning: ReasoningBy = "grammar"
 
 
 class Generator(ABC):
@@ -228,9 +253,16 @@ class Generator(ABC):
 
     hints: Mapping[str, str] = {
         "prompt_logprobs": "the model returns no log probabilities of prompts",
+        **dict.fromkeys(LANGUAGES, "the model has no languages to choose; leave it out"),
         "constraint": "this model can't hold a text to a form; leave it out",
     }
     """Reasons why the model does not support a field, for errors."""
+
+    image_form: ImageForm | None = None
+    """Form in which the model takes images; None for a model of texts."""
+
+    reasons_first: bool = False
+    """Whether a constraint holds after the reasoning only (``Sampling.reasoning``), and not from the first token."""
 
     takes_adapters: bool = False
     """Whether the model takes the name of a LoRA adapter (``Context.adapter``)."""

@@ -9,6 +9,7 @@ A schema's references lead to the schema itself: the registry holds no other doc
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any, Final
 
@@ -17,7 +18,6 @@ import orjson
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.grammars import byte_tokenizer, compile_grammar
-from hf_transformer.generation.tools import ToolCallParser
 from hf_transformer.types.request import Json
 
 _PATTERNS: Final = ('"pattern"', '"patternProperties"')
@@ -71,17 +71,26 @@ def _json_problem(constraint: Constraint, text: str) -> str:
 
 
 def _tool_problem(constraint: Constraint, text: str) -> str:
-    tools, answer = constraint.tool_parts
-    parser = ToolCallParser()
-    (content, calls), (rest, more) = parser.push(text), parser.flush()
-    for call in (*calls, *more):
-        if call.name not in tools:
+    (tools, answer), form = constraint.tool_parts, constraint.call_form
+    start = text.find(form.trigger)
+    if start < 0 or (answer is not None and text[:start].strip()):
+        return "" if answer is None else _json_problem(Constraint.of("json_schema", answer), text)
+    decoder = json.JSONDecoder()
+    while start >= 0:
+        name = next((name for name in tools if text.startswith(form.begin(name), start)), None)
+        if name is None:
             return "it calls a tool that the request does not have"
-        if found := _json_problem(Constraint.of("json_schema", tools[call.name]), call.arguments):
-            return f"the arguments of {call.name}: {found}"
-    if calls or more or answer is None:
-        return ""
-    return _json_problem(Constraint.of("json_schema", answer), content + rest)
+        begin = start + len(form.begin(name))
+        try:
+            _, end = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            return f"the arguments of {name}: invalid JSON: {error}"
+        if found := _json_problem(Constraint.of("json_schema", tools[name]), text[begin:end]):
+            return f"the arguments of {name}: {found}"
+        if not text.startswith(form.tail, end):
+            return f"the call of {name} has no end"
+        start = text.find(form.trigger, end + len(form.tail))
+    return ""
 
 
 def _check_schema(schema: Json) -> None:

@@ -67,21 +67,26 @@ class WorkerBoard:
     Two copies of each worker's metrics follow. Writes alternate between them: if a worker dies while writing one copy,
     the other copy remains valid. The names of unloaded models, and of those that don't count for readiness, are at the
     end.
+
+    Args:
+        batches: whether another process forms the batches of all workers. It has the slot after theirs, for its metrics
+            and its lock. It has no readiness of its own: it is ready as long as it is alive.
     """
 
-    def __init__(self, count: int, inherited: Any = None) -> None:
+    def __init__(self, count: int, inherited: Any = None, *, batches: bool = False) -> None:
         self.count = count
+        self.slots = count + batches
         self.index = -1  # this worker's slot, once claimed
         if inherited is not None:
             self._file = inherited.detach()
             return
         self._file = os.memfd_create("workers")
         # Only the file's creator sets its size: a worker that starts later would cut off the last names.
-        os.ftruncate(self._file, self._start(count, 1) + NAMES_HEADER_BYTES)
+        os.ftruncate(self._file, self._start(self.slots, 1) + NAMES_HEADER_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Passes the open file to a spawned process."""
-        return WorkerBoard, (self.count, reduction.DupFd(self._file))
+        return _inherited_board, (self.count, reduction.DupFd(self._file), self.slots > self.count)
 
     def claim(self) -> None:
         """Claims a slot for this process, and marks it as not ready. Raises RuntimeError if no slot is free."""
@@ -94,6 +99,16 @@ class WorkerBoard:
             self.set_ready(False)
             return
         raise RuntimeError(f"there are more than {self.count} workers")
+
+    def claim_batcher(self) -> None:
+        """Claims the slot of the process that forms the batches."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self.count)
+        self.index = self.count
+
+    @property
+    def lacks_batcher(self) -> bool:
+        """Whether the process that forms the batches is missing."""
+        return self.slots > self.count and not self.is_alive(self.count)
 
     def is_alive(self, slot: int) -> bool:
         """Whether a live worker has this slot. The data of a dead worker persists until its replacement starts."""
@@ -141,7 +156,7 @@ class WorkerBoard:
         self._set_names(1, names)
 
     def _names(self, number: int) -> list[str]:
-        start = self._start(self.count, number)
+        start = self._start(self.slots, number)
         size = int.from_bytes(os.pread(self._file, NAMES_HEADER_BYTES, start))
         names: list[str] = orjson.loads(os.pread(self._file, size, start + NAMES_HEADER_BYTES)) if size else []
         return names
@@ -149,7 +164,7 @@ class WorkerBoard:
     def _set_names(self, number: int, names: list[str]) -> None:
         text = orjson.dumps(names)
         # One write, so that another worker reads either the old or the new names.
-        os.pwrite(self._file, len(text).to_bytes(NAMES_HEADER_BYTES) + text, self._start(self.count, number))
+        os.pwrite(self._file, len(text).to_bytes(NAMES_HEADER_BYTES) + text, self._start(self.slots, number))
 
     def write(self, families: Iterable[Family]) -> None:
         """Replaces the older copy of this worker's metrics. Raises OSError if the system is out of memory."""
@@ -183,6 +198,10 @@ class WorkerBoard:
 
     def _start(self, slot: int, half: int) -> int:
         return (2 * slot + half + 1) * COPY_BYTES
+
+
+def _inherited_board(count: int, inherited: Any, batches: bool) -> WorkerBoard:
+    return WorkerBoard(count, inherited, batches=batches)
 
 
 class SharedMetrics:
@@ -234,7 +253,7 @@ class SharedMetrics:
         Writes this worker's copy first, so that counters do not decrease if the next scrape reaches another worker.
         """
         self._write()
-        copies = [(self._board.read(slot), self._board.is_alive(slot)) for slot in range(self._board.count)]
+        copies = [(self._board.read(slot), self._board.is_alive(slot)) for slot in range(self._board.slots)]
         return merged(*(copy if alive else cumulative(copy) for copy, alive in copies))
 
 

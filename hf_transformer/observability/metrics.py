@@ -362,13 +362,14 @@ def _named(sums: Mapping[str, float]) -> Mapping[str, float]:
 
 
 class GenerationMetrics(_Group):
-    """Metrics of text generation. Callers add to ``prompt_tokens``, ``generated_tokens`` and ``broken_forms``."""
+    """Metrics of text generation. Callers add to ``prompt_tokens``, ``generated_tokens``, ``broken_forms`` and
+    ``unreadable_calls``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self.broken_forms = 0
+        self.broken_forms = self.unreadable_calls = 0
         self._running = 0
         self._ended = dict.fromkeys(ENDINGS, 0)
         self._sources.append(self._own)
@@ -392,6 +393,7 @@ class GenerationMetrics(_Group):
         yield _family("prompt_tokens", "Tokens of prompts.", self.prompt_tokens)
         yield _family("generated_tokens", "New tokens of generated texts.", self.generated_tokens)
         yield _family("broken_forms", "Texts that failed --verify_structured_output.", self.broken_forms)
+        yield _family("unreadable_calls", "Tool calls that could not be read.", self.unreadable_calls)
         yield _family("generations_in_flight", "Texts being generated.", self._running, "gauge")
         yield _by_label("generations", "Ended generations by finish reason.", "finish", self._ended)
 

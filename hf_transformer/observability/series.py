@@ -107,7 +107,10 @@ class LightHistogram:
 
     def observe(self, amount: float, *values: str) -> None:
         """Adds to the series with these label values. Creates a missing series."""
-        series = self._series.get(values) or self.show(*values)
+        try:
+            series = self._series[values]
+        except KeyError:
+            series = self.show(*values)
         series[bisect_left(self._bounds, amount)] += 1
         series[-1] += amount
 

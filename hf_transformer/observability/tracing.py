@@ -34,7 +34,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from hf_transformer import __version__
 from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.types.http import Request
-from hf_transformer.types.request import Context
+from hf_transformer.types.request import Context, TracedOperation
 
 logger = logging.getLogger(__name__)
 EXPORTERS_LOGGER = logging.getLogger(trace_exporter.__name__)
@@ -46,6 +46,8 @@ SERVER_ERROR_CODES = frozenset((2, 4, 12, 13, 14, 15))
 """gRPC status codes that mark a server span as an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL,
 UNAVAILABLE and DATA_LOSS."""
 MAX_ATTRIBUTE_CHARACTERS = 256  # maximum length of an attribute from a client
+PROVIDER = "hf_transformer"
+"""The value of gen_ai.provider.name, since Triton is none of the names that OpenTelemetry lists."""
 PATH = "/v1/traces"
 SCOPE = InstrumentationScope("hf_transformer", __version__)
 IDS = RandomIdGenerator()
@@ -185,12 +187,7 @@ class Tracing:
 
     def end_grpc(self, trace: Trace, service: str, method: str, code: int, context: Context | None) -> None:
         """Creates the spans of a finished gRPC request. ``context`` is None for a request that could not be parsed."""
-        attributes = {
-            "rpc.system": "grpc",
-            "rpc.service": service,
-            "rpc.method": method,
-            "rpc.grpc.status_code": code,
-        }
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method, "rpc.grpc.status_code": code}
         self._end(trace, f"{service}/{method}", attributes, str(code) if code in SERVER_ERROR_CODES else "", context)
 
     def _end(self, trace: Trace, name: str, attributes: dict[str, Any], error: str, context: Context | None) -> None:
@@ -211,6 +208,8 @@ class Tracing:
             if context.instances:
                 attributes["hf_transformer.instances"] = context.instances
                 attributes["hf_transformer.tokens"] = context.tokens
+            if context.operation is not None:
+                attributes |= gen_ai(context, context.operation)
             self._add_stages(trace, context, ended, status)
         fields = {"attributes": attributes, "status": status, "kind": SpanKind.SERVER}
         self._add(trace, name, trace.started, ended, trace.server, **fields)
@@ -254,6 +253,27 @@ class Tracing:
         span = ReadableSpan(name, context, parent, self._resource, instrumentation_scope=SCOPE, **fields)
         self._processor.on_end(span)
         self._made += 1
+
+
+def gen_ai(context: Context, operation: TracedOperation) -> dict[str, Any]:
+    """The attributes of a request to a model that embeds or generates, with OpenTelemetry's names.
+
+    Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+    """
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": operation.name,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": context.model_name[:MAX_ATTRIBUTE_CHARACTERS] or context.served_name,
+        "gen_ai.response.model": context.adapter or context.served_name,
+        **{f"gen_ai.request.{name}": value for name, value in operation.parameters.items()},
+    }
+    if context.instances:
+        attributes["gen_ai.usage.input_tokens"] = context.tokens
+        if operation.output_tokens is not None:
+            attributes["gen_ai.usage.output_tokens"] = operation.output_tokens
+    if operation.finish_reasons:
+        attributes["gen_ai.response.finish_reasons"] = tuple(operation.finish_reasons)
+    return attributes
 
 
 class CountingExporter(trace_exporter.OTLPSpanExporter):

@@ -23,7 +23,8 @@ from hf_transformer.predictor.base import (
 )
 from hf_transformer.predictor.failures import call_codec, verified
 from hf_transformer.predictor.grpc_connections import GrpcConnections, has_ended, status_of
-from hf_transformer.predictor.grpc_streams import CallFailed, ClosedHere, StreamCall
+from hf_transformer.predictor.grpc_status import CallFailed, ClosedHere
+from hf_transformer.predictor.grpc_stream_connection import StreamCall
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.tensors import NO_PLACEMENTS, Malformed
@@ -31,8 +32,6 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import ModelSpec, RepositoryEntry, ServerDescription
 
 _STREAM_PATH: Final = f"/{codec.SERVICE}/ModelStreamInfer"
-_STREAM_METADATA = ("triton_grpc_error", "true")
-"""Request metadata: Triton (24.08 and newer) then ends a failed stream with a status, not only with a message."""
 
 
 class GrpcPredictor(Transport):
@@ -95,7 +94,8 @@ class GrpcPredictor(Transport):
     async def stream(self, call: ModelCall) -> AsyncGenerator[Outputs, None]:
         model = self._model_name
         request = call_codec(codec.encode_infer_request, model, call.inputs, call.outputs, streamed=True)
-        metadata = [_STREAM_METADATA, *metadata_of(call.headers)]
+        # Not triton_grpc_error, for statuses instead of messages: Triton before 26.04 can then crash after any error.
+        metadata = metadata_of(call.headers)
         connections = self._opened()
         stream: StreamCall | None = None
         decoder = codec.StreamDecoder()

@@ -51,7 +51,7 @@ def model_spec(metadata: pb.ModelMetadataResponse, config: pb.ModelConfig | None
         config.max_batch_size,
         decoupled=config.model_transaction_policy.decoupled,
         # A group has ``count`` instances on each of its GPUs.
-        instances=max(1, sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)),
+        instances=sum(group.count * max(1, len(group.gpus)) for group in config.instance_group) or None,
         dynamic_batching=config.WhichOneof("scheduling_choice") == "dynamic_batching",
     )
 

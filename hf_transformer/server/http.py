@@ -631,12 +631,15 @@ async def keep_sweeping(connections: Collection[HttpConnection], limits: ClientL
 
 def _problem_of_host(fields: HeaderLines, version: str) -> str | None:
     """Describes the problem of a request's Host headers; None if they are valid. Source: RFC 9112, 3.2."""
-    hosts = [value for name, value in fields if name == b"host"]
-    if not hosts:
+    host = None
+    for name, value in fields:
+        if name == b"host":
+            if host is not None:
+                return "the request has several Host headers, expected one"
+            host = value
+    if host is None:
         return None if version < "1.1" else "the request has no Host header, which HTTP/1.1 requires"
-    if len(hosts) > 1:
-        return f"the request has {len(hosts)} Host headers, expected one"
-    host = hosts[0].strip(b" \t")  # the parser does not strip white space after a value
+    host = host.strip(b" \t")  # the parser does not strip white space after a value
     if _HOST.fullmatch(host):
         return None
     return f"Host: expected a host name or an address, perhaps with a port, got {host.decode('latin-1')[:80]!r}"

@@ -19,6 +19,7 @@ from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
+from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification
 from hf_transformer.types.task_names import TASK_NAMES, task_name
 
 TASKS: Sequence[tuple[type[Servable], str]] = (
@@ -27,6 +28,7 @@ TASKS: Sequence[tuple[type[Servable], str]] = (
     (FillMask, "XLMWithLMHeadModel"),
     (QuestionAnswering, "ForQuestionAnswering"),
     (QuestionAnswering, "ForQuestionAnsweringSimple"),
+    (ZeroShotTokenClassification, "GLiNER"),
     (TokenClassification, "ForTokenClassification"),
     (SequenceClassification, "ForSequenceClassification"),
     (ZeroShotClassification, ""),

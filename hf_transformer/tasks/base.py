@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from hf_transformer.errors import ConfigError, InvalidInput, Path, describe
 from hf_transformer.tasks.declaration import MASK, TEXT_SCHEMA, Demo, Example, ExportHead, Schema, with_mask
+from hf_transformer.tasks.masking import PersonalData
+from hf_transformer.tasks.moderation import Moderation
 from hf_transformer.tasks.multi_vector import LateInteraction
 from hf_transformer.tasks.options import LOGITS, Kind, ParameterReader, TaskParameters
 from hf_transformer.tasks.pair_template import Reranker
@@ -130,6 +132,8 @@ class TaskSettings:
     cross_encoder: CrossEncoder = CrossEncoder()
     reranker: Reranker = field(default_factory=Reranker)
     generation: GenerationSettings = GenerationSettings()
+    moderation: Moderation = field(default_factory=Moderation)
+    personal_data: PersonalData = field(default_factory=PersonalData)
 
     @property
     def output_format(self) -> Json:
@@ -184,6 +188,19 @@ class OutputRole:
 
 
 @dataclass(frozen=True, slots=True)
+class InputRole:
+    """A model input that a task's encodings fill, in addition to the tokenizer's.
+
+    ``axes`` is the number of axes per instance. A model may lack an ``optional`` input.
+    """
+
+    name: str
+    axes: int
+    datatypes: tuple[str, ...] = ("INT64",)
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Expansion:
     """The least that an instance becomes: sequences, characters in all of them together, and values of its answer."""
 
@@ -202,6 +219,8 @@ class Servable(ABC):
     """The underscored name for --task, a key of TASK_NAMES."""
     has_windows: ClassVar[bool] = False
     """Whether the task supports --on_overflow=window."""
+    operation: ClassVar[str] = ""
+    """The value of OpenTelemetry's gen_ai.operation.name; empty for a task that has none."""
     reads_sentence_transformers: ClassVar[bool] = False
     """Whether the task uses the sentence-transformers files of a model folder."""
     fields: ClassVar[tuple[Field, ...]] = (TEXT,)
@@ -303,6 +322,8 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     outputs: tuple[OutputRole, ...]
     """The outputs that ``decode`` reads, set in each task's constructor."""
+    inputs: tuple[InputRole, ...] = ()
+    """The inputs of the model beside those of the tokenizer."""
     hides_tokens: bool = False
     """Whether ``complete`` sets ``Encoding.attended``, which requires an attention mask."""
 
@@ -329,6 +350,10 @@ class Task(Servable, Generic[Item, Options, Part]):
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
         """The texts of an item: by default the item itself, in some tasks a text per label or document."""
         return (item,)  # type: ignore[return-value]
+
+    def trial_text(self, text: str) -> TextInput:
+        """A text of the task, for the pipeline's trial."""
+        return text
 
     def of_text(self, item: Item, index: int) -> Any:
         """The item that ``complete`` and ``decode`` get for ``texts[index]``; by default the item itself."""

@@ -34,6 +34,11 @@ class Sentence:
     starts: Sequence[int] = ()
 
 
+def entities_of(labels: Sequence[str]) -> tuple[str, ...]:
+    """Returns the entities of tokens' labels: PER of B-PER and I-PER."""
+    return tuple(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != OUTSIDE))
+
+
 class Labels:
     """The labels of tokens: ``names``, such as "B-PER", and ``groups``, the names of entities, such as "PER".
 

@@ -67,24 +67,19 @@ Truncation: TypeAlias = Annotated[
     about("Whether a text longer than the model is cut (true) or refused with 413 (false); by --on_overflow."),
 ]
 TruncationSide: TypeAlias = Annotated[
-    Side | None,
-    about("The side of a long text that is cut, left to keep its end; by the tokenizer if not given."),
+    Side | None, about("The side of a long text that is cut, left to keep its end; by the tokenizer if not given.")
 ]
 MaxTokens: TypeAlias = Annotated[
-    Positive | None,
-    about("Tokens of a text at most, with special ones; fewer than the model's length."),
+    Positive | None, about("Tokens of a text at most, with special ones; fewer than the model's length.")
 ]
 Stride: TypeAlias = Annotated[
-    Natural | None,
-    about("Tokens that neighbouring windows of a long text share."),
-    by_flag("stride"),
+    Natural | None, about("Tokens that neighbouring windows of a long text share."), by_flag("stride")
 ]
 Score: TypeAlias = Annotated[
     WindowScore, about("Logits of the best window of a long text, or the mean; with --on_overflow=window.")
 ]
 MaxChunks: TypeAlias = Annotated[
-    Positive | None,
-    about("Windows of a text that are read; with --on_overflow=window. All if not given."),
+    Positive | None, about("Windows of a text that are read; with --on_overflow=window. All if not given.")
 ]
 Prompt: TypeAlias = Annotated[
     str | None, about("A text in front of each text.", schema={"maxLength": MAX_PROMPT_LENGTH})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hf_transformer.errors import LoadError
-from hf_transformer.types.tokenization import FramedPair
+from hf_transformer.types.tokenization import FramedPair, PromptText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,8 @@ class PairTemplate:
 
     def pair(self, query: str, document: str, instruction: str | None) -> tuple[str, str]:
         """Returns both texts of the pair. ``instruction`` must be None for a template without instructions."""
-        return f"{self._before(instruction)}{query}{self.after_query}", f"{self.before_document}{document}"
+        first = PromptText.around(self._before(instruction), query, self.after_query)
+        return first, PromptText.around(self.before_document, document)
 
     def pairs(
         self, query: str, documents: Sequence[str], instruction: str | None, count: int | None
@@ -42,13 +43,13 @@ class PairTemplate:
         before, label = self._before(instruction), self.before_document
         if count is not None:
             return [FramedPair(before, query, self.after_query, f"{label}{document}", count) for document in documents]
-        first = f"{before}{query}{self.after_query}"
-        return [(first, f"{label}{document}") for document in documents]
+        first = PromptText.around(before, query, self.after_query)
+        return [(first, PromptText.around(label, document)) for document in documents]
 
     def _before(self, instruction: str | None) -> str:
         if instruction is None or self.instructed is None:
             return self.before_query
-        return self.instructed[0] + instruction + self.instructed[1]
+        return PromptText.around(self.instructed[0], instruction, self.instructed[1])
 
     def with_label(self) -> PairTemplate:
         """Moves the text before a document up to its space into the separator, so that each window has it.
@@ -103,10 +104,7 @@ BGE = PairTemplate(
 
 Source: FlagEmbedding/inference/reranker/decoder_only/base.py in FlagEmbedding.
 """
-PRESETS = {
-    "qwen3": Reranker(template=QWEN3, tokens=("no", "yes")),
-    "bge": Reranker(template=BGE, tokens=("Yes",)),
-}
+PRESETS = {"qwen3": Reranker(template=QWEN3, tokens=("no", "yes")), "bge": Reranker(template=BGE, tokens=("Yes",))}
 """Rerankers whose files lack their template, by their name in --rerank_template."""
 ARCHITECTURES = {
     **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3ForSequenceClassification"), "qwen3"),

@@ -138,8 +138,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     purpose = "Finds the answer to a question in a text"
     examples = (
         Example(
-            "an answer in a context",
-            {"instances": [{"question": WHO, "context": f"{WORK} The house is near Berlin."}]},
+            "an answer in a context", {"instances": [{"question": WHO, "context": f"{WORK} The house is near Berlin."}]}
         ),
         Example(
             "the best three answers",

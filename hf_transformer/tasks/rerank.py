@@ -34,7 +34,7 @@ from hf_transformer.tasks.tensors import Field
 from hf_transformer.types.fields import Positive, about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+from hf_transformer.types.tokenization import PLAIN, Encoding, PromptText, TextInput, Tokenization
 
 QUERY, TEXTS = "What is the capital of France?", ("The team won the match.", "Paris is the capital of France.")
 NO_MAXIMUM = 2**31
@@ -65,8 +65,7 @@ class RerankParameters(TaskParameters):
         None
     )
     instruction: Annotated[
-        str | None,
-        about("An instruction for a model whose template has one.", schema={"maxLength": MAX_PROMPT_LENGTH}),
+        str | None, about("An instruction for a model whose template has one.", schema={"maxLength": MAX_PROMPT_LENGTH})
     ] = None
     truncation: Truncation = None
     truncation_side: TruncationSide = None
@@ -249,7 +248,7 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
         # The first text is made once: a copy for each pair may take a gigabyte.
         if self._template is None:
-            query = options.prompt + item.query
+            query = PromptText.around(options.prompt, item.query) if options.prompt else item.query
             return [(query, text) for text in item.texts]
         return self._template.pairs(item.query, item.texts, options.instruction, options.query_tokens)
 

@@ -124,7 +124,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     )
     info_schemas: ClassVar[Mapping[str, Schema]] = {
         "labels": LABELS_SCHEMA,
-        "problem_type": {**OPTIONAL_STRING, "description": "Of config.json; for sequence_classification."},
+        "problem_type": {**OPTIONAL_STRING, "description": "config.json's, for sequence_classification."},
     }
     prediction_schemas = (
         {"type": "integer", "description": "The number of the best label; for sequence_classification."},

@@ -6,7 +6,7 @@ Representations (representations.py) adds sparse vectors and vectors of tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Literal, TypeAlias
 
@@ -70,7 +70,15 @@ from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
 from hf_transformer.types.fields import Positive, about
 from hf_transformer.types.request import Json
 from hf_transformer.types.tensors import Array, Tensor, TensorSpec
-from hf_transformer.types.tokenization import PLAIN, Encoding, SpannedEncoding, TextInput, TokenIds, Tokenization
+from hf_transformer.types.tokenization import (
+    PLAIN,
+    Encoding,
+    PromptText,
+    SpannedEncoding,
+    TextInput,
+    TokenIds,
+    Tokenization,
+)
 
 NUMBERS_PER_VALUE = 4
 """Numbers of an embedding per value of --max_answer_values, since arrays are faster to write: 0.06 s per 1,000,000
@@ -250,6 +258,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     """
 
     name = "text_embedding"
+    operation = "embeddings"
     has_windows = True
     reads_sentence_transformers = True
     options_type = TextEmbeddingParameters
@@ -400,7 +409,13 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
 
     def prompted(self, text: str, options: TextEmbeddingOptions) -> str:
         """The text after its prompt, in the model's case."""
-        return self._cased(options.prompt + text)
+        return self._composed(self._cased(options.prompt + text), options)
+
+    def _composed(self, text: str, options: TextEmbeddingOptions) -> str:
+        """Keeps special tokens of the prompt, if those of users are letters."""
+        if not options.prompt or self.settings.vocabulary.user_tokens != "all":
+            return text
+        return PromptText(text, ((len(self._cased(options.prompt)), len(text)),))
 
     def _cased(self, text: str) -> str:
         return text.lower() if self._files.lower_case else text
@@ -434,7 +449,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
         if isinstance(item, str):
             return (self.prompted(item, options),)
         # No prompt is prepended to token ids, since they are the complete text.
-        return (item if isinstance(item, TokenIds) else item.with_prompt(options.prompt, self._cased),)
+        if isinstance(item, TokenIds):
+            return (item,)
+        spanned = item.with_prompt(options.prompt, self._cased)
+        return (replace(spanned, text=self._composed(spanned.text, options)),)
 
     def expansion(self, item: Text, options: TextEmbeddingOptions) -> Expansion | None:
         if not isinstance(item, SpannedItem):

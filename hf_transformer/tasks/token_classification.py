@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from hf_transformer.errors import EmptyList, InvalidInput, Path, describe, show_path
 from hf_transformer.tasks.base import (
     TOKENS,
+    VALUE_BYTES,
     Encodings,
     OutputRole,
     Outputs,
@@ -38,6 +40,7 @@ from hf_transformer.tasks.declaration import (
 from hf_transformer.tasks.entities import OUTSIDE, STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import LABELS_SCHEMA, labels_axis, read_labels
 from hf_transformer.tasks.long_texts import default_stride, read_overflow, read_tokenization
+from hf_transformer.tasks.masking import CHARACTER_BYTES, Mask, MaskPattern, read_entities
 from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.options import (
     Form,
@@ -68,7 +71,8 @@ SPAN = {
     "end": {"type": "integer", "description": "The character behind the last one."},
 }
 """The schemas of the fields that tokens and entities have."""
-PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
+ENTITY = closed(["entity_group", *SPAN], entity_group=STRING, **SPAN)
+PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter", "mask")
 IGNORED_LABELS = (OUTSIDE,)
 """The default of transformers' token-classification pipeline."""
 ENTITY_VALUES = 6
@@ -97,9 +101,7 @@ class TokenClassificationParameters(TaskParameters):
         by_flag("return_offsets_mapping"),
     ] = False
     aggregation_strategy: Annotated[
-        Strategy,
-        about("How tokens become entities; in the pipeline format."),
-        by_flag("aggregation_strategy"),
+        Strategy, about("How tokens become entities; in the pipeline format."), by_flag("aggregation_strategy")
     ] = "none"
     ignore_labels: Annotated[Json, strings('Labels that are left out, "O" if not given; in the pipeline format.')] = (
         None
@@ -111,6 +113,7 @@ class TokenClassificationParameters(TaskParameters):
             schema={"anyOf": [DELIMITER, array(DELIMITER, minItems=1, maxItems=1), {"type": "null"}]},
         ),
     ] = None
+    mask: MaskPattern = None
     truncation: Truncation = None
     truncation_side: TruncationSide = None
     max_tokens: MaxTokens = None
@@ -122,6 +125,7 @@ class TokenClassificationOptions:
     """The effect of a request's parameters.
 
     ``ignored`` [labels] masks the labels to omit in the pipeline format. Neighbouring windows share ``stride`` tokens.
+    ``mask_values`` is the size of a masked entity in the answer, in values.
     """
 
     form: Form
@@ -132,6 +136,8 @@ class TokenClassificationOptions:
     strategy: Strategy
     ignored: Array
     delimiter: str | None
+    mask: Mask | None
+    mask_values: int
 
     @property
     def windows(self) -> bool:
@@ -182,7 +188,10 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         probabilities   {"<index>": probability, ...} per token, rounded to 4 decimals
         raw_logits      {"<index>": logit, ...} per token
         pipeline        {entity, score, index, word, start, end} per token; with an aggregation strategy,
-                        {entity_group, score, word, start, end} per entity
+                        {entity_group, score, word, start, end} per entity; with a mask,
+                        {entities, masked_text}
+
+    A mask reads a long text in windows, unless it is refused: what the model has not read could not be masked.
     """
 
     name = "token_classification"
@@ -198,6 +207,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             {"instances": [PERSON], "parameters": {"output_format": "pipeline", "aggregation_strategy": "simple"}},
             "entities",
         ),
+        Example("masked text", {"instances": [PERSON], "parameters": {"mask": "[{label}]"}}, "mask"),
         Example(
             "words, with the characters of each token",
             {"instances": [{"words": ["Anna", "Smith"]}], "parameters": {"return_offsets_mapping": True}},
@@ -237,7 +247,11 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         },
         {
             "description": "Entities, with an aggregation_strategy.",
-            **array(closed(["entity_group", *SPAN], entity_group=STRING, **SPAN)),
+            **array(ENTITY),
+        },
+        {
+            "description": "Entities and the text without them, with a mask.",
+            **closed(["entities", "masked_text"], entities=array(ENTITY), masked_text=STRING),
         },
     )
 
@@ -247,6 +261,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         self._labels = Labels(names)
         self._finder = EntityFinder(settings.vocabulary, self._labels)
         self._columns = tuple(map(str, range(len(names))))
+        self._longest = max(map(len, self._labels.groups))
         self._ignored = {strategy: self._labels.ignored(IGNORED_LABELS, strategy) for strategy in STRATEGIES}
         self.outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
 
@@ -257,6 +272,9 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
 
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
         (request, present), settings = self.read(TokenClassificationParameters, parameters), self.settings
+        mask = None if request.mask is None else Mask(request.mask, settings.personal_data.mask_key)
+        if mask is not None:
+            request = _masking(request, present)
         form = read_form(request, present, PIPELINE_PARAMETERS)
         if request.stride is not None and request.truncation is not None:
             expected = "stride, which asks for windows, or truncation"
@@ -265,7 +283,8 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             request.aggregation_strategy,
             read_strings("ignore_labels", request.ignore_labels, empty=True),
         )
-        overflow = read_overflow(request, settings.on_overflow if request.stride is None else "window")
+        by_default = settings.on_overflow if mask is None or settings.on_overflow == "error" else "window"
+        overflow = read_overflow(request, by_default if request.stride is None else "window")
         stride = default_stride(request, settings) if request.stride is None else request.stride
         offsets = request.return_offsets_mapping
         detail = DETAIL if form == "pipeline" or offsets else PLAIN
@@ -279,6 +298,8 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             strategy=strategy,
             ignored=self._ignored[strategy] if ignore is None else self._labels.ignored(set(ignore), strategy),
             delimiter=_read_delimiter(request.delimiter),
+            mask=mask,
+            mask_values=0 if mask is None else mask.longest(self._longest) * CHARACTER_BYTES // VALUE_BYTES + 1,
         )
 
     def item(self, instance: Json, path: Path, options: TokenClassificationOptions) -> Sentence:
@@ -303,7 +324,10 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             return len(encoding)
         # Every token has an object if no label is ignored; otherwise most tokens have none.
         words = sum([end - start for start, end in encoding.offsets or ()]) // CHARACTERS_PER_VALUE
-        return len(encoding) * (1 if options.ignored.any() else ENTITY_VALUES) + words
+        return len(encoding) * ((1 if options.ignored.any() else ENTITY_VALUES) + options.mask_values) + words
+
+    def repeats_texts(self, options: TokenClassificationOptions) -> bool:
+        return options.mask is not None
 
     def decode_cost(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
         """Exceeds ``answer_size`` for strategies that join words."""
@@ -342,6 +366,8 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             values = merge_entities([entity for window in windows for entity in window.values])
         else:
             values = _merge_tokens(windows, options)
+        if options.mask is not None:
+            return {"entities": values, "masked_text": options.mask.apply(item.text, read_entities(values, item.text))}
         return [values] if options.form == "plain" else values
 
     def tensor(self, predictions: Sequence[Json], options: TokenClassificationOptions) -> Tensor:
@@ -373,6 +399,20 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         for padded, row in zip(data, rows, strict=True):
             padded[: len(row)] = row
         return (Tensor("offset_mapping", "INT64", data),)
+
+
+def _masking(request: TokenClassificationParameters, present: Set[str]) -> TokenClassificationParameters:
+    """The parameters of a request with a mask, which needs entities of the whole text.
+
+    Raises InvalidInput for parameters that don't give them.
+    """
+    if "aggregation_strategy" in present and request.aggregation_strategy == "none":
+        raise InvalidInput(("parameters", "aggregation_strategy"), "a strategy other than none, with a mask", "none")
+    if request.truncation:
+        raise InvalidInput(("parameters", "truncation"), "no truncation, with a mask", "true")
+    strategy = "simple" if request.aggregation_strategy == "none" else request.aggregation_strategy
+    output_format = request.output_format if "output_format" in present else "pipeline"
+    return replace(request, aggregation_strategy=strategy, output_format=output_format)
 
 
 def _read_delimiter(value: Json) -> str | None:

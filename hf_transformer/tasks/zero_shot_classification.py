@@ -36,8 +36,6 @@ DEFAULT_TEMPLATE = "This example is {}."
 """The default of transformers' zero-shot-classification pipeline."""
 MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
 """Maximum number of labels per instance, and of characters per hypothesis."""
-MAX_COMMAS = 2 * MAX_LABELS
-"""Maximum number of parts of a string, some of which may be empty, before it is split."""
 INSTANCE = 'a string or {"sequence": string, "candidate_labels": list of strings}'
 MATCH = "The team won the match."
 LABELS_HELP = "Labels in a list, or with commas between; those of an instance go before those in parameters."
@@ -255,28 +253,30 @@ def _id_of(prefix: str, ids: Mapping[str, Json]) -> int | None:
     )
 
 
-def read_candidate_labels(value: Json, owner: Path) -> tuple[str, ...]:
+def read_candidate_labels(
+    value: Json, owner: Path, name: str = "candidate_labels", most: int = MAX_LABELS
+) -> tuple[str, ...]:
     """Parses a list of labels, or a comma-separated string with optional spaces.
 
     Args:
-        owner: the path of the object with the field, for errors: ``parameters`` or an instance.
+        owner: the path of the object with the field ``name``, for errors: ``parameters`` or an instance.
 
     Raises:
         InvalidInput: the value has an invalid form, or no label.
-        TooLarge: the number of labels exceeds MAX_LABELS.
+        TooLarge: the number of labels exceeds ``most``.
     """
     if isinstance(value, str):
-        if (count := value.count(",") + 1) > MAX_COMMAS:
-            raise TooLarge((*owner, "candidate_labels"), f"at most {MAX_LABELS} labels", str(count))
+        if (count := value.count(",") + 1) > 2 * most:
+            raise TooLarge((*owner, name), f"at most {most} labels", str(count))
         value = [label.strip() for label in value.split(",") if label.strip()]
     if not isinstance(value, list) or not value:
         got = describe(value) if value != [] else "none"
-        raise InvalidInput((*owner, "candidate_labels"), "labels, in a list or separated by commas", got)
-    if len(value) > MAX_LABELS:
-        raise TooLarge((*owner, "candidate_labels"), f"at most {MAX_LABELS} labels", str(len(value)))
+        raise InvalidInput((*owner, name), "labels, in a list or separated by commas", got)
+    if len(value) > most:
+        raise TooLarge((*owner, name), f"at most {most} labels", str(len(value)))
     for index, label in enumerate(value):
         if not isinstance(label, str):
-            raise InvalidInput((*owner, "candidate_labels", index), "a string", describe(label))
+            raise InvalidInput((*owner, name, index), "a string", describe(label))
     return tuple(value)
 
 

@@ -9,19 +9,23 @@ from dataclasses import replace
 from typing import Self
 
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, TooLarge
+from hf_transformer.tokenizer.labelled import WHOLE, encode_labelled
 from hf_transformer.tokenizer.windows import locate, shortened, stride_of
 from hf_transformer.types.tokenization import (
     Encoding,
     FramedPair,
+    LabelledText,
+    PromptText,
     SpannedText,
     TextInput,
     TokenIds,
     Tokenization,
     TunedText,
+    UserTokens,
     Words,
 )
 
-ONE_BY_ONE = (TokenIds, SpannedText, TunedText, FramedPair)
+ONE_BY_ONE = (TokenIds, SpannedText, TunedText, FramedPair, LabelledText)
 """The inputs that are encoded one by one. The library encodes all others together."""
 
 
@@ -35,6 +39,8 @@ def strings(text: TextInput) -> Sequence[str]:
         return (text.text,)
     if isinstance(text, FramedPair):
         return (text.before, text.query, text.after, text.second)
+    if isinstance(text, LabelledText):
+        return (text.text, *text.labels)
     return text.words if isinstance(text, Words) else text
 
 
@@ -84,6 +90,10 @@ class Engine(ABC):
         """Encodes a text if that is quick enough for the event loop, about 1 ms; None otherwise."""
         return None
 
+    def user_tokens_as_letters(self, scope: UserTokens, template: str) -> None:
+        """Implements Tokenizer.user_tokens_as_letters."""
+        raise NotImplementedError
+
     def encode_missed(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes texts as ``encode`` does, without ``cached``."""
         if {*map(type, texts)}.isdisjoint(ONE_BY_ONE):
@@ -101,7 +111,7 @@ class Engine(ABC):
 
     def _encode_one(
         self,
-        text: TokenIds | SpannedText | TunedText | FramedPair,
+        text: TokenIds | SpannedText | TunedText | FramedPair | LabelledText,
         options: Tokenization,
         cut: dict[tuple[str, int], str],
     ) -> list[Encoding]:
@@ -112,13 +122,20 @@ class Engine(ABC):
             return self._spanned(text, options)
         if isinstance(text, TunedText):
             return self.encode([text.text], replace(text.options, budget=options.budget))[0]
+        if isinstance(text, LabelledText):
+            return encode_labelled(text, self._encode_words, self._limit(options), options)
         key = text.query, text.count
         if key not in cut:
             cut[key] = self._cut(text.query, text.count, options)
-        windows = self.encode([(text.before + cut[key] + text.after, text.second)], options)[0]
+        first = PromptText.around(text.before, cut[key], text.after)
+        windows = self.encode([(first, text.second)], options)[0]
         for window in windows:
             window.truncated = window.truncated or cut[key] != text.query
         return windows
+
+    def _encode_words(self, words: Words) -> Encoding:
+        """Encodes words without truncation and special tokens."""
+        return self._encode([words], WHOLE)[0][0]
 
     def _cut(self, query: str, count: int, options: Tokenization) -> str:
         """Cuts a query to ``count`` tokens."""

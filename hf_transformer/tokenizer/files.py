@@ -48,7 +48,10 @@ MORE_FILES = tuple(
 ``?_*/`` are modules of sentence-transformers. Its first versions stored the tokenizer in 0_Transformer.
 """
 
-SETTINGS_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+GLINER = "gliner_config.json"
+"""The settings of a GLiNER model, in place of config.json."""
+
+SETTINGS_FILES = ("config.json", GLINER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Optional settings files. A cached snapshot is complete only if it has all settings files of the repository."""
 
 SMALL_FILES = (*SETTINGS_FILES, *VOCABULARY_FILES, *MORE_FILES)
@@ -120,6 +123,21 @@ def read_counted(path: Path, *, required: bool) -> dict[str, Json]:
             elif name in COUNTS and isinstance(value, int | float) and abs(value) > COUNTS[name]:
                 raise LoadError(f"{path}: {name}: expected at most {COUNTS[name]}, got {value}")
     return settings
+
+
+def model_config(folder: Path, *, required: bool) -> dict[str, Json]:
+    """Reads config.json, or gliner_config.json as the configuration of its encoder with the architecture GLiNER and the
+    whole file under "gliner". A config.json beside it is that of an encoder without ``encoder_config``. Raises
+    LoadError as ``read_counted`` does."""
+    path = folder / GLINER
+    if not path.is_file():
+        return read_counted(folder / "config.json", required=required)
+    settings = read_counted(path, required=True)
+    encoder = settings.get("encoder_config")
+    if not isinstance(encoder, dict):
+        encoder = read_counted(folder / "config.json", required=False)
+    shown = {"playground": settings["playground"]} if "playground" in settings else {}
+    return {**encoder, "architectures": ["GLiNER"], "gliner": settings, **shown}
 
 
 def positive(value: Json) -> int | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hf_transformer.errors import LoadError
 from hf_transformer.tokenizer.files import (
+    GLINER,
     SETTINGS_FILES,
     SMALL_FILES,
     VOCABULARY_FILES,
@@ -69,7 +70,11 @@ def _cached(storage: Path, revision: str, *, with_tokenizer: bool, with_code: bo
             return None
     folder = storage / "snapshots" / commit
     inner = transformer_folder(folder)
-    if not commit or not (inner / "config.json").is_file() or (with_tokenizer and not has_tokenizer(inner)):
+    if (
+        not commit
+        or not any((inner / name).is_file() for name in ("config.json", GLINER))
+        or (with_tokenizer and not has_tokenizer(inner))
+    ):
         return None
     if with_code and not all((folder / name).is_file() for name in _code_files(folder)):
         return None

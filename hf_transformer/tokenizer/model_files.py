@@ -16,7 +16,7 @@ from hf_transformer.tokenizer.files import (
     VOCABULARY_FILES,
     check_files,
     has_tokenizer,
-    read_counted,
+    model_config,
     transformer_folder,
 )
 from hf_transformer.tokenizer.hub import hub_snapshot
@@ -69,7 +69,7 @@ def find_model_files(
         folder = _local_folder(Path(model_id or model_dir).expanduser(), model_name)
         inner = transformer_folder(folder)
         check_files((folder, inner), max_file_bytes)
-        return ModelFiles(folder, inner, read_counted(inner / "config.json", required=False))
+        return ModelFiles(folder, inner, model_config(inner, required=False))
     if model_id.startswith(("/", ".", "~")):
         raise LoadError(f"--model_id={model_id}: there is no such folder")
     snapshot = partial(hub_snapshot, model_id, token=token, with_code=trust_remote_code, cache_dir=cache_dir)
@@ -80,7 +80,7 @@ def find_model_files(
     tokenizer_folder = transformer_folder(model_folder if same else snapshot(tokenizer_revision, with_tokenizer=True))
     _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision})")
     check_files((model_folder, tokenizer_folder), max_file_bytes)
-    config = read_counted(transformer_folder(model_folder) / "config.json", required=True)
+    config = model_config(transformer_folder(model_folder), required=True)
     return ModelFiles(model_folder, tokenizer_folder, config)
 
 

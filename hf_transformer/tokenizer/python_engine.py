@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer.engine import Engine, encoding_error, too_many_tokens
-from hf_transformer.types.tokenization import Encoding, Side, TextInput, Tokenization, Truncation, Words
+from hf_transformer.tokenizer.letters import alternation
+from hf_transformer.types.tokenization import (
+    Encoding,
+    PromptText,
+    Side,
+    TextInput,
+    Tokenization,
+    Truncation,
+    UserTokens,
+    Words,
+)
 
 
 @dataclass
@@ -18,6 +29,15 @@ class PythonEngine(Engine):
     tokenizer: Any
     max_length: int
     special_tokens: bool
+    scope: UserTokens = "none"
+    search: Callable[..., re.Match[str] | None] | None = None
+    """Finds special tokens; None without --user_special_tokens."""
+
+    def user_tokens_as_letters(self, scope: UserTokens, template: str) -> None:
+        added = self.tokenizer.added_tokens_decoder.values()
+        contents = [str(token) for token in added if token.special or str(token) in template]
+        if contents:
+            self.scope, self.search = scope, re.compile(alternation(contents)).search
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         in_words = any(isinstance(text, Words) for text in texts)
@@ -56,8 +76,25 @@ class PythonEngine(Engine):
             raise InvalidInput("", f"a pair of texts that fits into {limit} tokens")
         return Encoding(ids, list(whole["token_type_ids"]), truncated)
 
+    def _pieces(self, text: PromptText) -> str | list[int]:
+        """Ids of a composed text, piece by piece, unless the tokenizer reads it as it is."""
+        if self.search is None or not any(self.search(text, start, end) for start, end in text.letters):
+            return str(text)
+        ids, position = list[int](), 0
+        for start, end in (*text.letters, (len(text), len(text))):
+            for piece, splits in ((text[position:start], False), (text[start:end], True)):
+                ids += self.tokenizer.convert_tokens_to_ids(self.tokenizer.tokenize(piece, split_special_tokens=splits))
+            position = end
+        return ids
+
     def _call(self, text: TextInput, side: Side | None = None, **options: Any) -> Mapping[str, Any]:
-        pair, tokenizer = text if isinstance(text, tuple) else (str(text), None), self.tokenizer
+        pair: tuple[Any, Any] = text if isinstance(text, tuple) else (str(text), None)
+        tokenizer = self.tokenizer
+        if isinstance(text, PromptText):
+            pair = self._pieces(text), None
+        elif self.search and (self.scope == "all" or (self.scope == "pairs" and isinstance(text, tuple))):
+            if any(part and self.search(part) for part in pair):
+                options["split_special_tokens"] = True
         if side is not None:  # an attribute and no argument; copy() would load some vocabularies again
             tokenizer = object.__new__(type(tokenizer))
             tokenizer.__dict__.update(self.tokenizer.__dict__, truncation_side=side)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import tokenizers
 
@@ -14,10 +15,20 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer.cache_check import MAX_CHARACTERS, SAMPLES, CacheCheck
 from hf_transformer.tokenizer.cached import CachedEncoder
 from hf_transformer.tokenizer.engine import Engine, characters, encoding_error, too_many_tokens
+from hf_transformer.tokenizer.letters import LettersEncoder, control_tokens
 from hf_transformer.tokenizer.prefixes import LONG_TEXT_CHARACTERS, MAX_WORDS_PER_CHARACTER, PrefixTruncation
 from hf_transformer.tokenizer.windows import Kept, longest_first, plan, stride_of
 from hf_transformer.tokenizer.words import GPT2_SPACE, ChunkRules, WordCache, chunk_rules
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization, Truncation, Words
+from hf_transformer.types.tokenization import (
+    PLAIN,
+    Encoding,
+    PromptText,
+    TextInput,
+    Tokenization,
+    Truncation,
+    UserTokens,
+    Words,
+)
 
 PER_TOKEN_LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
 """Attributes of an Encoding with one item per token."""
@@ -50,8 +61,10 @@ class RustEngine(Engine):
         rules = chunk_rules(backend)
         self._rules = rules if word_cache else None
         self._prefixes = PrefixTruncation.of(backend, rules) if rules else None
+        self._letters: LettersEncoder | None = None
         self.cache_check = CacheCheck()
         self._cached = self._make_cache()
+        self._origin: RustEngine | None = None
 
     def _make_cache(self) -> CachedEncoder | None:
         """Creates an empty cache for the current special tokens. Returns None if the tokenizer has no rules for it."""
@@ -72,8 +85,15 @@ class RustEngine(Engine):
     def cached(self, text: TextInput, options: Tokenization) -> list[Encoding] | None:
         if self._cached is None or not self.cache_check.is_on:
             return None
+        letters = self._letters
+        if letters is not None and letters.needs(text):
+            return None
         windows = self._cached.encode(text, self.max_length, options)
-        if windows is None or not self.cache_check.is_due() or characters(text) > MAX_CHARACTERS:
+        if windows is None:
+            return None
+        if letters is not None and letters.varies and self._leaks(letters, text, windows, options):
+            return None
+        if not self.cache_check.is_due() or characters(text) > MAX_CHARACTERS:
             return windows
         library = self._encode_bounded([text], options)[0]
         self.cache_check.compare(windows, library)
@@ -83,6 +103,30 @@ class RustEngine(Engine):
     def has_cache(self) -> bool:
         """Whether the tokenizer has a word cache, on or off."""
         return self._cached is not None
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, which does not change once texts are encoded."""
+        return self._backend
+
+    def content(self) -> bytes | None:
+        """Returns a digest of the tokenizer and of all settings but the limit; None if a stage is written in Python.
+
+        Engines with the same digest encode each text alike.
+        """
+        settings = (
+            *(self._special_tokens, self._truncates_left, self._rules is not None),
+            self._backend.encode_special_tokens,
+        )
+        try:
+            return hashlib.sha256(f"{settings} {self._backend.to_str()}".encode()).digest()
+        except Exception:  # the library raises bare Exception for a stage that it can't serialize
+            return None
+
+    def with_max_length(self, length: int) -> Self:
+        engine = super().with_max_length(length)
+        engine._origin = self._origin or self  # SharedEngines knows the original, which lives as long as a copy
+        return engine
 
     def frame_pairs(self, start: str, separator: Sequence[str], suffix: Sequence[str]) -> None:
         """Replaces the special tokens of texts and pairs. Call it before the first text is encoded.
@@ -104,6 +148,19 @@ class RustEngine(Engine):
         )
         self._special_tokens, self._trims_space = True, trims_space(self._backend)
         self._cached = self._make_cache()
+
+    def user_tokens_as_letters(self, scope: UserTokens, template: str) -> None:
+        """Implements Tokenizer.user_tokens_as_letters. The special tokens of texts must not change any more."""
+        if control := control_tokens(self._backend, template):
+            self._letters = LettersEncoder(self._backend, control, scope)
+
+    def _leaks(
+        self, letters: LettersEncoder, text: TextInput, windows: Sequence[Encoding], options: Tokenization
+    ) -> bool:
+        return any(letters.leaks(text, window.ids, self._adds_special(options)) for window in windows)
+
+    def _adds_special(self, options: Tokenization) -> bool:
+        return self._special_tokens if options.special_tokens is None else options.special_tokens
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         encodings = self._encode_bounded(texts, options)
@@ -144,13 +201,18 @@ class RustEngine(Engine):
         if self._is_left(options) or not isinstance(text, str | tuple):
             return text
         if isinstance(text, str):
-            return self._prefixes.prefix(text, limit)
+            return self._prefix(self._prefixes, text, limit)
         first, second = text
         cuts_first = options.only_first or (not options.only_second and len(first) > len(second))
         long, short = (first, second) if cuts_first else (second, first)
         tokens = limit if options.one_side else limit + MAX_WORDS_PER_CHARACTER * len(short)
-        long = self._prefixes.prefix(long, tokens)
+        long = self._prefix(self._prefixes, long, tokens)
         return (long, short) if cuts_first else (short, long)
+
+    @staticmethod
+    def _prefix(prefixes: PrefixTruncation, text: str, tokens: int) -> str:
+        prefix = prefixes.prefix(text, tokens)
+        return text.prefix(len(prefix)) if isinstance(text, PromptText) else prefix
 
     def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
         """Returns an encoding without the given ranges of tokens. Adjusts offsets as the library does for a window."""
@@ -214,24 +276,32 @@ class RustEngine(Engine):
         """Number of special tokens added to a text or a pair of texts."""
         return self._backend.num_special_tokens_to_add(is_pair) if self._special_tokens else 0
 
-    def _run(self, texts: Sequence[TextInput], options: Tokenization) -> list[tokenizers.Encoding]:
+    def _run(self, texts: Sequence[TextInput], options: Tokenization) -> list[Any]:
         """Encodes plain texts and texts in words, with one library call for each kind. Preserves the order of
-        ``texts``."""
+        ``texts``. Returns the library's encodings, and for texts with users' special tokens LettersEncoding."""
         run: Any = self._backend.encode_batch if options.detail else self._backend.encode_batch_fast
-        special_tokens = self._special_tokens if options.special_tokens is None else options.special_tokens
-        kinds = [isinstance(text, Words) for text in texts]
-        encoded: dict[bool, Any] = {}
+        special_tokens, letters = self._adds_special(options), self._letters
+        kinds = [
+            "letters" if letters is not None and letters.needs(text) else "words" if isinstance(text, Words) else "text"
+            for text in texts
+        ]
+        encoded: dict[str, Any] = {}
         try:
-            for in_words in set(kinds):
+            for kind in {*kinds} - {"letters"}:
                 batch = [
                     list(text.words) if isinstance(text, Words) else text
-                    for text, kind in zip(texts, kinds, strict=True)
-                    if kind == in_words
+                    for text, own in zip(texts, kinds, strict=True)
+                    if own == kind
                 ]
-                encoded[in_words] = iter(run(batch, is_pretokenized=in_words, add_special_tokens=special_tokens))
+                encoded[kind] = iter(run(batch, is_pretokenized=kind == "words", add_special_tokens=special_tokens))
+            encodings = [None if kind == "letters" else next(encoded[kind]) for kind in kinds]
+            if letters is not None and ("letters" in kinds or letters.varies):
+                for index, (text, one) in enumerate(zip(texts, encodings, strict=True)):
+                    if one is None or letters.leaks(text, one.ids, special_tokens):
+                        encodings[index] = letters.encode(text, special_tokens=special_tokens, detail=options.detail)
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
             raise encoding_error(texts, exc) from exc
-        return [next(encoded[in_words]) for in_words in kinds]
+        return encodings
 
 
 def trims_space(backend: tokenizers.Tokenizer) -> bool:

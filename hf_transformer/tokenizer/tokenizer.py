@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,16 +15,19 @@ from typing import Any, TypeVar
 
 from tokenizers import decoders
 
+from hf_transformer.cpus import available_cpus
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.pair_template import PairTemplate
 from hf_transformer.tokenizer.engine import Engine, characters, too_many_tokens
 from hf_transformer.tokenizer.files import MAX_FILE_BYTES
+from hf_transformer.tokenizer.letters import control_tokens, starts_of
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
 from hf_transformer.tokenizer.prefixes import LONG_TEXT_CHARACTERS
 from hf_transformer.tokenizer.python_engine import PythonEngine
 from hf_transformer.tokenizer.rust_engine import RustEngine
+from hf_transformer.tokenizer.shared import SharedEngines
 from hf_transformer.types.request import Json
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+from hf_transformer.types.tokenization import PLAIN, Encoding, PromptText, TextInput, Tokenization, UserTokens
 
 INLINE_CHARACTERS = 2000
 """Maximum number of characters to encode on the event loop. Longer inputs are encoded in a thread.
@@ -33,7 +36,7 @@ Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 
 1 ms at the limit. Switching to a thread and back takes 0.06 to 0.15 ms. A single text of cached words may be longer.
 """
 
-CPUS = len(os.sched_getaffinity(0))
+CPUS = available_cpus()
 """Number of chunks of texts to encode at a time, in all requests."""
 
 CHUNK_TEXTS, CHUNK_CHARACTERS = 64, 16_000
@@ -75,6 +78,7 @@ class Tokenizer:
         cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
         byte_level: whether tokens are bytes in GPT-2's alphabet.
         source: the origin of the ids in words, see LoadedTokenizer.
+        user_tokens: the plain strings whose special tokens are letters, see ``user_tokens_as_letters``.
         file: the path of tokenizer.json.
 
     Missing tokens, their ids and a missing file are None.
@@ -92,12 +96,13 @@ class Tokenizer:
         self._turns = asyncio.Semaphore(CPUS)
         self.max_length = max_length
         backend, self._slow = loaded.backend, loaded.slow
-        self._backend: Any = backend
         self.source, self.file = loaded.source, loaded.file
+        self.user_tokens: UserTokens = "none"
+        self._control: re.Pattern[str] | None = None
         vocab: dict[str, int] = {} if backend else self._slow.get_vocab()
         names = {number: token for token, number in vocab.items()}
-        self.token_to_id = backend.token_to_id if backend else vocab.get
-        self.id_to_token = backend.id_to_token if backend else names.get
+        self.token_to_id, self.id_to_token = vocab.get, names.get
+        self._use(backend)
         decoder = None if backend is None or self._slow is not None else backend.decoder
         self.join_tokens = " ".join if decoder is None else decoder.decode
         if self._slow is not None:
@@ -116,6 +121,20 @@ class Tokenizer:
             (text for text in MASK_TOKENS if self.token_to_id(text)), None
         )
         self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
+
+    def _use(self, backend: Any) -> None:
+        self._backend = backend
+        if backend is not None:
+            self.token_to_id, self.id_to_token = backend.token_to_id, backend.id_to_token
+
+    def share(self, engines: SharedEngines) -> None:
+        """Shares vocabulary and word cache with the models of equal tokenizers.
+
+        Call it after ``frame_pairs``, before ``user_tokens_as_letters`` and before the first text is encoded.
+        """
+        if isinstance(self._engine, RustEngine):
+            self._engine = engine = engines.share(self._engine)
+            self._use(engine.backend)
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
         """Encodes each text or pair, truncated to ``max_length``, without padding.
@@ -140,14 +159,16 @@ class Tokenizer:
 
     def _encode(self, texts: Sequence[TextInput], options: Tokenization) -> list[list[Encoding]]:
         """Encodes each text into windows. Adds the tokens' strings if ``options`` requests whole texts in detail."""
-        return self._named(self._engine.encode(texts, options), options)
-
-    def _named(self, encodings: list[list[Encoding]], options: Tokenization) -> list[list[Encoding]]:
+        encodings = self._engine.encode(texts, options)
         if options.whole and options.detail:
-            for [encoding] in encodings:
-                names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # each looked up once
-                encoding.tokens = [names[number] for number in encoding.ids]
+            self._name(encodings)
         return encodings
+
+    def _name(self, encodings: Sequence[Sequence[Encoding]]) -> None:
+        """Adds the tokens' strings to the encodings of whole texts."""
+        for [encoding] in encodings:
+            names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}  # each looked up once
+            encoding.tokens = [names[number] for number in encoding.ids]
 
     def cache_checks(self) -> Mapping[str, float]:
         """The number of texts whose cached ids were compared with the library's, by result. Empty without a cache."""
@@ -172,7 +193,9 @@ class Tokenizer:
             encodings = [windows]
         else:
             loop, missed = asyncio.get_running_loop(), self._engine.encode_missed
-            encodings = self._named(await loop.run_in_executor(executor, missed, texts, options), options)
+            encodings = await loop.run_in_executor(executor, missed, texts, options)
+            if options.whole and options.detail:
+                self._name(encodings)
         _check_totals(encodings, options)
         return encodings
 
@@ -237,6 +260,22 @@ class Tokenizer:
         longest = max((len(self.id_to_token(number) or "") for number in {*chain.from_iterable(texts)}), default=0)
         return sum(map(len, texts)) * (longest + 1)
 
+    def skipped_tokens(self) -> dict[str, int]:
+        """Special tokens with their ids, which ``decode`` can skip."""
+        if self._slow is not None:
+            return {str(token): number for number, token in self._slow.added_tokens_decoder.items() if token.special}
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    def language_ids(self) -> Mapping[str, int]:
+        """Tokens of languages that are no special tokens of the vocabulary, by their codes; see M2M100Tokenizer."""
+        return getattr(self._slow, "lang_code_to_id", None) or {} if self._backend is None else {}
+
+    def language_marks(self) -> Mapping[str, int]:
+        """Tokens of Marian's target languages, such as >>fra<<."""
+        marks: Sequence[str] = getattr(self._slow, "supported_language_codes", ())
+        return {mark: number for mark in marks if (number := self.token_to_id(mark)) is not None}
+
     def first_token_id(self, text: str) -> int | None:
         """Id of a text's first token, without special tokens. None if the text has no tokens, or can't be encoded."""
         try:
@@ -259,6 +298,34 @@ class Tokenizer:
         template = template.with_label() if self.byte_level else template
         self._engine.frame_pairs(start, template.separator, template.suffix)
         return template
+
+    def user_tokens_as_letters(self, scope: UserTokens, template: str = "") -> None:
+        """Tokenizes special tokens in texts of users as letters (--user_special_tokens).
+
+        Call it before the first text is encoded, and after ``frame_pairs``. It always applies to PromptText; ``scope``
+        says to which plain strings. Added tokens in ``template``, the chat template, count as special tokens too.
+        """
+        self.user_tokens = scope
+        self._engine.user_tokens_as_letters(scope, template)
+        self._control = starts_of(self.control_tokens(template))
+
+    def broken(self, text: str) -> str:
+        """Breaks users' special tokens with a zero-width space, for a model that tokenizes texts itself."""
+        if self._control is None:
+            return str(text)
+        plain = ((0, len(text)),) if self.user_tokens == "all" else ()
+        pieces, position = list[str](), 0
+        for start, end in text.letters if isinstance(text, PromptText) else plain:
+            pieces += text[position:start], self._control.sub("\\1\u200b", text[start:end])
+            position = end
+        return "".join([*pieces, text[position:]])
+
+    def control_tokens(self, template: str) -> dict[str, bool]:
+        """Added tokens that steer the model, see ``control_tokens`` of letters.py, and whether they are special."""
+        if self._slow is None:
+            return {token.content: token.special for token in control_tokens(self._backend, template).values()}
+        added = self._slow.added_tokens_decoder.values()
+        return {str(token): token.special for token in added if token.special or str(token) in template}
 
     def with_max_length(self, length: int) -> Tokenizer:
         """Returns a tokenizer with a different limit in tokens."""

@@ -334,7 +334,9 @@ class WordCache:
         """
         if len(text) > MAX_TEXT_CHARACTERS:
             return None
-        chunks = self._chunks(text)
+        chunks = text.split(" ")
+        if self._spaced:
+            mark_first(chunks)
         known = [*map(self._young.get, chunks)]
         if None in known:
             missing = {chunk for chunk, ids in zip(chunks, known, strict=True) if ids is None}
@@ -350,23 +352,16 @@ class WordCache:
         Random text teaches nothing: natural text has chunks that others have.
         """
         if len(text) <= MAX_TEXT_CHARACTERS and (not self._old or next(self._missed_texts) % LEARN_EVERY == 0):
-            chunks = set(self._chunks(text))
+            words = text.split(" ")
+            if self._spaced:
+                mark_first(words)
+            chunks = set(words)
             unknown = chunks.difference(self._young).difference(self._old)
             is_new = len(unknown) == len(chunks) and len(self._young) > MIN_KNOWN
             if not is_new and all(map(self._is_separable, unknown)):
                 short = [chunk for chunk in unknown if len(chunk) <= MAX_CHUNK_CHARACTERS]
                 with suppress(Exception):  # the library's errors: the text has been refused already
                     self._learn(short[:MAX_LEARNED], {})
-
-    def _chunks(self, text: str) -> list[str]:
-        chunks = text.split(" ")
-        if self._spaced:
-            if chunks[0] or len(chunks) == 1:
-                # Mark the first chunk, which has no preceding space: only its key begins with a space.
-                chunks[0] = f" {chunks[0]}"
-            else:  # the text begins with a space, which belongs to its first word
-                del chunks[0]
-        return chunks
 
     def _is_separable(self, chunk: str) -> bool:
         """Whether a chunk has the same ids in each text."""
@@ -435,3 +430,11 @@ class WordCache:
                         self._old, self._young, self._bytes = self._young, {}, 0
                     self._young[chunk] = ids
                     self._bytes += size
+
+
+def mark_first(chunks: list[str]) -> None:
+    """Marks the first of spaced chunks in place: it has no preceding space, so only its key begins with a space."""
+    if chunks[0] or len(chunks) == 1:
+        chunks[0] = f" {chunks[0]}"
+    else:  # the text begins with a space, which belongs to its first word
+        del chunks[0]

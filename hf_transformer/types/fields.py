@@ -1,7 +1,7 @@
 """Declared request bodies: what a JSON object may contain, in one place for reading, errors and the JSON Schema.
 
     class Ranking(Body):
-        query: Annotated[str, about("What to rank the documents for.")]
+        query: Annotated[str, about("The question.")]
         documents: Annotated[list[Json], about("The texts.", expected="a list of texts")]
         top_n: Annotated[Positive | None, about("Documents of the answer.", also=("top_k",), parameter="top_n")] = None
         user: Annotated[str | None, NO_EFFECT] = None
@@ -76,6 +76,7 @@ def about(
     schema: Mapping[str, Json] | None = None,
     instead_of: str = "",
     shown: Sequence[Any] = (),
+    is_body: bool = False,
     limits: str = "",
 ) -> Meta:
     """Declares more about a field than its type.
@@ -90,18 +91,15 @@ def about(
         instead_of: the field that this one replaces, in another form. A request has one of them, and errors about the
             parameter of that field name this one.
         shown: the types in the JSON Schema, in place of the field's own: those of values that code reads later.
+        is_body: whether the shown type is a whole body, in which a null field counts as absent.
         limits: the unit of the field's maximum, such as ``texts per prompt``. A larger value is then TooLarge.
     """
-    extra = {"also": tuple(also), "parameter": parameter, "expected": expected, "hint": hint}
-    extra |= {"instead_of": instead_of, "shown": tuple(shown), "limits": limits}
+    extra: dict[str, Json] = {"also": tuple(also), "parameter": parameter, "expected": expected, "hint": hint}
+    extra |= {"instead_of": instead_of, "shown": tuple(shown), "is_body": is_body, "limits": limits}
     extra = {name: value for name, value in extra.items() if value}
     if schema and "default" in schema:  # of an absent field, whose default in the type is null
         extra |= {"default": schema["default"], "kinds": repr(schema)}
-    return Meta(
-        description=text or None,
-        extra=extra,
-        extra_json_schema=dict(schema) if schema else None,
-    )
+    return Meta(description=text or None, extra=extra, extra_json_schema=dict(schema) if schema else None)
 
 
 def only(*values: Json, because: str = "") -> Meta:
@@ -189,9 +187,9 @@ class Form(Generic[Kind]):
         sent = payload
         if not payload.keys().isdisjoint(self._special):
             payload = self._renamed(payload, path)
-            for name, meta in self._only.items():
-                if name in payload:
-                    _check_only(meta, payload[name], (*path, name))
+            for name, value in payload.items():
+                if name in self._only:
+                    _check_only(self._only[name], value, (*path, name))
             self._check_instead(sent, path)
         try:
             return convert(payload, self.kind)
@@ -269,10 +267,11 @@ def json_schemas(kinds: Iterable[Any]) -> tuple[list[dict[str, Json]], dict[str,
     kinds = list(kinds)
     extras = {
         (struct, name): _meta(declared).extra or {}
-        for struct in {struct for one in kinds for struct in _structs(one, set())}
+        for struct in {struct for kind in kinds for struct in _structs(kind, set())}
         for name, declared in fields_of(struct).items()
     }
-    shown = [one for extra in extras.values() for one in extra.get("shown", ())]
+    shown = [kind for extra in extras.values() for kind in extra.get("shown", ())]
+    bodies = [*kinds, *(kind for extra in extras.values() if "is_body" in extra for kind in extra["shown"])]
     schemas, components = schema_components([*kinds, *shown], ref_template=SCHEMA_NAMES)
     shown_schemas = iter(schemas[len(kinds) :])
     for (struct, name), extra in extras.items():
@@ -283,7 +282,7 @@ def json_schemas(kinds: Iterable[Any]) -> tuple[list[dict[str, Json]], dict[str,
             if "default" in kept:
                 values.append({"type": "null"})
             properties[name] = kept | (values[0] if len(values) == 1 else {"anyOf": values})
-        elif struct in kinds and properties[name].get("default") is not None:  # null counts as absent
+        elif struct in bodies and properties[name].get("default") is not None:  # null counts as absent
             properties[name] = _or_null(properties[name])
         if "default" in extra:
             properties[name]["default"] = extra["default"]
@@ -521,4 +520,5 @@ def _check_only(meta: Meta, value: Json, path: Path) -> None:
     if any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in extra["only"]):
         return
     values = [one if isinstance(one, str) and one else orjson.dumps(one).decode() for one in extra["only"]]
-    raise InvalidInput(path, " or ".join(values) or "no such field", describe(value, quote=True), extra["hint"])
+    expected, got = " or ".join(values) or "no such field", describe(value, quote=bool(values))
+    raise InvalidInput(path, expected, got, extra["hint"])

@@ -62,12 +62,29 @@ class Ticket(Protocol):
 class RequestBudget(Protocol):
     """The counts of what a request becomes, see core/budget.py. All methods raise TooLarge over a limit."""
 
-    def few(self, path: Path | str, items: Sequence[Json], others: int = 0) -> None: ...
+    def few(self, path: Path | str, items: Sequence[Json], earlier: int = 0) -> None: ...
     def check_copies(self, count: int, path: Path | str, name: str) -> None: ...
     def check_values(self, count: int, path: Path | str, name: str) -> None: ...
     def add_values(self, count: int, size: int, path: Path | str) -> None: ...
     def hold(self, size: int, path: Path | str) -> None: ...
     def hold_parsed(self, size: int) -> None: ...
+
+
+@dataclass(slots=True)
+class TracedOperation:
+    """A request to a model that embeds or generates texts, for OpenTelemetry's attributes ``gen_ai.*``.
+
+    Attributes:
+        name: the value of gen_ai.operation.name.
+        parameters: gen_ai.request.*, by the end of the name.
+        output_tokens: the number of new tokens; None for an operation without.
+        finish_reasons: one of each finished text.
+    """
+
+    name: str
+    parameters: Mapping[str, int | float]
+    output_tokens: int | None = None
+    finish_reasons: Sequence[str] = ()
 
 
 class Context:
@@ -86,6 +103,7 @@ class Context:
         model_name: the name that the client chose: a model's name, an alias or an adapter. Answers repeat it.
         adapter: the LoRA adapter that the client chose; empty for the base model.
         served_name: the name of the served model, for metrics and traces; empty before a model is chosen.
+        operation: the operation and its result, for traces; None for a model that neither embeds nor generates.
         instances, tokens, values: the numbers of instances, tokens, and (about) values in the answer; 0 before
             tokenization.
         batch_traceparent: the traceparent that the batch carried, if another request supplied the batch's headers.
@@ -110,6 +128,7 @@ class Context:
         "ignored",
         "instances",
         "model_name",
+        "operation",
         "over_grpc",
         "parse",
         "postprocess",
@@ -135,6 +154,7 @@ class Context:
         self.ticket: Ticket | None = None
         self.budget: RequestBudget | None = None
         self.over_grpc = over_grpc
+        self.operation: TracedOperation | None = None
         self.instances = self.tokens = self.values = 0
         self.batch_traceparent = self.model_name = self.served_name = self.adapter = self.api = ""
         self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0

@@ -10,6 +10,7 @@ TASK_NAMES: dict[str, tuple[str, ...]] = {
     "zero_shot_classification": (),
     "rerank": ("text_ranking",),
     "token_classification": ("ner",),
+    "zero_shot_token_classification": ("gliner",),
     "question_answering": (),
     "text_embedding": ("sentence_similarity", "sentence_embedding", "embedding"),
     "feature_extraction": (),

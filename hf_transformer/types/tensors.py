@@ -76,7 +76,8 @@ class ModelSpec:
     Attributes:
         max_batch_size: 0 for a model without Triton's batch axis; None for a predictor without a configuration
             endpoint, where shapes include the batch axis.
-        instances: the number of batches that the model runs concurrently, by its configuration.
+        instances: the number of batches that the model runs concurrently; None if its configuration does not say it,
+            as that of an ensemble.
         dynamic_batching: whether the predictor merges waiting requests.
     """
 
@@ -86,7 +87,7 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int | None
     decoupled: bool = False
-    instances: int = 1
+    instances: int | None = None
     dynamic_batching: bool = False
 
 

@@ -41,6 +41,35 @@ class TunedText:
     options: Tokenization
 
 
+class PromptText(str):
+    """A text that the service composes: of a template or a prompt, and of texts of users.
+
+    Special tokens in it are tokens, except in ``letters``: the (start, end) of parts that users wrote, in order. Other
+    code may treat it as a plain string; its copies and slices are plain strings.
+    """
+
+    letters: tuple[tuple[int, int], ...]
+
+    def __new__(cls, text: str, letters: tuple[tuple[int, int], ...] = ()) -> PromptText:
+        made = super().__new__(cls, text)
+        made.letters = letters
+        return made
+
+    @classmethod
+    def around(cls, before: str, text: str, after: str = "") -> PromptText:
+        """Composes a user's text with the texts around it. The first one may have letters of its own."""
+        letters = before.letters if isinstance(before, PromptText) else ()
+        return cls(f"{before}{text}{after}", (*letters, (len(before), len(before) + len(text))))
+
+    def prefix(self, size: int) -> PromptText:
+        """The first ``size`` characters."""
+        return PromptText(self[:size], tuple((start, min(end, size)) for start, end in self.letters if start < size))
+
+
+UserTokens: TypeAlias = Literal["none", "pairs", "all"]
+"""The plain strings whose special tokens are letters: none, the texts of pairs, or all. See PromptText for others."""
+
+
 @dataclass(frozen=True, slots=True)
 class FramedPair:
     """The pair of ``before + query + after`` and ``second``, with the query cut to ``count`` tokens."""
@@ -52,7 +81,35 @@ class FramedPair:
     count: int
 
 
-TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds | SpannedText | TunedText | FramedPair
+WordPooling: TypeAlias = Literal["first", "last", "mean", "max"]
+"""The tokens of a word whose vectors become the word's vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFrame:
+    """The prompt of a model for labels of the client, as token ids: prefix (marker label)* separator words suffix.
+
+    ``max_words`` is the maximum number of words that the model reads.
+    """
+
+    prefix: tuple[int, ...]
+    marker: tuple[int, ...]
+    separator: tuple[int, ...]
+    suffix: tuple[int, ...]
+    max_words: int
+    pooling: WordPooling = "first"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """A text behind a prompt of labels, at least one. Its encodings are LabelledEncoding."""
+
+    text: str
+    labels: tuple[str, ...]
+    frame: LabelFrame
+
+
+TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds | SpannedText | TunedText | FramedPair | LabelledText
 """A text, a pair of texts to join with the separator token, a list of words, token ids, or one of the forms above."""
 
 
@@ -106,6 +163,28 @@ class SpannedEncoding(Encoding):
     number of the span, without spans that have none."""
 
     spans: Mapping[int, range] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class LabelledEncoding(Encoding):
+    """The tokens of a LabelledText, or of one of its windows of whole words.
+
+    Attributes:
+        words: the (start, end) of the window's words in characters of the text.
+        words_mask: for each token the number of its word in the window, from 1; 0 for other tokens.
+        labels: the number of labels in the prompt.
+        first: the number of words in the text before the window.
+        before, after: the words of the neighbouring windows, counted in the text; None if there is no such window.
+        is_last_but_one: whether ``after`` is the last window of the text.
+    """
+
+    words: list[tuple[int, int]] = field(default_factory=list)
+    words_mask: list[int] = field(default_factory=list)
+    labels: int = 0
+    first: int = 0
+    before: range | None = None
+    after: range | None = None
+    is_last_but_one: bool = False
 
 
 class WindowBudget(Protocol):
@@ -185,6 +264,8 @@ class TaskTokenizer(Protocol):
     def marks_subwords(self) -> bool: ...
     @property
     def special_tokens(self) -> Mapping[str, str]: ...
+    @property
+    def user_tokens(self) -> UserTokens: ...
     def token_to_id(self, token: str) -> int | None: ...
     def id_to_token(self, number: int) -> str | None: ...
     def join_tokens(self, tokens: list[str]) -> str: ...

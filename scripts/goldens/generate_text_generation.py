@@ -15,7 +15,7 @@ from scripts.goldens.golden_files import generate, must_agree
 from tests.goldens.checkpoints import checkpoint
 from tests.goldens.hard_texts import HARD_TEXTS
 
-# What the generative test models are asked to continue. id -> text.
+# Prompts for the generative test models: id -> text.
 
 TOO_MUCH: Final = ("empty", "very_long", "very_long_one_word", "very_long_emoji")
 """Hard texts that have no token, or more than the models take."""

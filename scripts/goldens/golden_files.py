@@ -22,6 +22,8 @@ from transformers.utils import logging as transformers_logging
 FOLDER: Final = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 TOLERANCE: Final = 1e-5
 """Largest absolute difference of a score, or of a component of an embedding."""
+ROUNDING: Final = 1e-9
+"""Difference beyond the tolerance between two rounded numbers that are a tolerance apart, as binary fractions."""
 MIN_GAP: Final = 2e-4
 """Relative difference below which two scores may swap: logits are exact to 1e-5, so scores to 2e-5."""
 
@@ -81,7 +83,7 @@ def same(new: Any, old: Any, tolerance: float) -> bool:
     if isinstance(new, list) and isinstance(old, list):
         return len(new) == len(old) and all(same(*pair, tolerance) for pair in zip(new, old, strict=True))
     if isinstance(new, float) and isinstance(old, float):
-        return abs(new - old) <= tolerance
+        return abs(new - old) <= tolerance + ROUNDING
     return bool(new == old)
 
 

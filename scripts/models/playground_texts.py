@@ -1,4 +1,4 @@
-"""What the playground says of a demo model, and its examples, as ``playground`` in the model's config.json.
+"""A demo model's note and examples in the playground, as ``playground`` in its config.json or gliner_config.json.
 
 The training scripts call ``write_playground``. Without training, for changed texts, in an environment with onnx:
 
@@ -103,6 +103,12 @@ TEXTS: Final = {
             "Maria Garcia works at Acme Corp in Madrid.",
         ),
     ),
+    "gliner": PlaygroundTexts(
+        'sentences with persons, cities and companies, such as "Anna Smith lives in Berlin."',
+        _texts("Anna Smith lives in Berlin and works for Siemens.", labels=["person", "city", "company"])
+        + _texts("The hotel in Paris was wonderful.", labels=["city"])
+        + _texts("In London, John Miller founded Acme Corp.", labels=["person", "company"]),
+    ),
     "squad": PlaygroundTexts(
         'questions about a person, a place, a year or a capital, such as "Who works there?"',
         (
@@ -152,18 +158,18 @@ TEXTS: Final = {
 
 
 def count_parameters(file: Path) -> int:
-    """The number of weights in an ONNX file. Exported weights have names that begin with ``model.``."""
+    """The number of weights in an ONNX file. Names of exported weights begin with ``model.``, or as gliner's do."""
     weights = onnx.load(str(file)).graph.initializer
-    return sum(math.prod(weight.dims) for weight in weights if weight.name.startswith("model."))
+    return sum(math.prod(weight.dims) for weight in weights if weight.name.startswith(("model.", "core.", "onnx::")))
 
 
 def write_playground(folder: Path) -> None:
-    """Adds ``playground`` to config.json, with the number of parameters in 1/model.onnx. Other models stay."""
+    """Adds ``playground`` to the model's settings, with the number of parameters in 1/model.onnx. Other models stay."""
     if (texts := TEXTS.get(folder.name)) is None:
         return
     thousands = round(count_parameters(folder / "1/model.onnx") / 1000)
     note = f"A toy model of {thousands} thousand parameters, trained on {texts.trained_on}"
-    file = folder / "config.json"
+    file = next(file for name in ("gliner_config.json", "config.json") if (file := folder / name).is_file())
     config = json.loads(file.read_text(encoding="utf-8"))
     ends = note.endswith(('."', '?"'))
     config["playground"] = {"note": note if ends else f"{note}.", "examples": texts.examples}

@@ -1,4 +1,4 @@
-"""What the test models of the predictive tasks learn: small worlds of template sentences.
+"""Texts from which the test models of the predictive tasks learn: small worlds of template sentences.
 
 Each task has a function that draws one example with a given random generator. So tests and goldens can ask for
 sensible answers: "The hotel was wonderful." is POSITIVE.

@@ -30,6 +30,9 @@ from hf_transformer.errors import RequestError
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.responses.families import compose
+from hf_transformer.generation.responses.model import ModelResponses
+from hf_transformer.generation.responses.template import Program, compile_template
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import (
     Generator,
@@ -71,6 +74,12 @@ def template_of(tokenizer: Tokenizer, override: str | None = None) -> ChatTempla
     return template
 
 
+@cache
+def hermes() -> Program:
+    """The response template of the demo model: calls, and no reasoning."""
+    return compile_template(compose("hermes", None), "test")
+
+
 parsed = cache(yaml.load)
 """A cached YAML parser: reading the OpenAPI document, and building that of a service, takes longer than most tests."""
 
@@ -106,6 +115,7 @@ class ServedModel:
     timing: bool = True
     limits: Limits = LIMITS
     verifier: Verifier | None = None
+    reasons_first: bool = False
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of()
@@ -122,6 +132,7 @@ class ServedModel:
             self.build,
             self.metrics.of("gpt2"),
             chat_template=template_of(self.tokenizer, self.template) if self.chats else None,
+            responses=ModelResponses(hermes(), self.tokenizer.skipped_tokens()),
         )
         self.service = Service(
             Models([self.model]),
@@ -141,6 +152,7 @@ class ServedModel:
     def build(self, spec: ModelSpec) -> GenerationPipeline:
         wait = None if self.gate is None else self.gate.acquire
         generator = ScriptedGenerator(self.script, supported_fields=self.supported_fields, wait=wait)
+        generator.reasons_first = self.reasons_first
         self.generators.append(generator)
         return self.pipeline(generator)
 

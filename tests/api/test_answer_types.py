@@ -7,7 +7,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec import convert
 
-from hf_transformer.api.dialects.render import RenderedRequest
 from hf_transformer.api.generate import GenerateResponse
 from hf_transformer.api.openai.answers import (
     RESPONSE_EVENTS,
@@ -17,9 +16,11 @@ from hf_transformer.api.openai.answers import (
     CompletionResponse,
     ResponsesAnswer,
 )
+from hf_transformer.api.rendered import RenderedRequest
 from hf_transformer.errors import PredictorError
 from tests.api.generating import PROMPT, ServedModel, answer_of, served_model
 from tests.api.test_openai_responses import CALL, LOGPROBS, TOOL, streamed
+from tests.api.test_response_templates import with_template
 
 FUNCTION = {name: value for name, value in TOOL.items() if name != "type"}
 TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
@@ -57,6 +58,15 @@ async def test_responses_and_their_events() -> None:
             for number, event in enumerate(await streamed(made, **fields)):
                 convert({**event, "sequence_number": number}, EVENTS[event["type"]])
                 seen.add(event["type"])
+    async with served_model(text="<think>Hm.</think>Yes.") as made:
+        with_template(made)
+        convert(await answer_of(made, "/openai/v1/responses", {"input": PROMPT}), ResponsesAnswer)
+        for number, event in enumerate(await streamed(made)):
+            convert({**event, "sequence_number": number}, EVENTS[event["type"]])
+            seen.add(event["type"])
+        body = {"messages": MESSAGES, "stream_options": {"include_usage": True}, "stream": True}
+        assert convert((await answer_of(made, "/openai/v1/chat/completions", body))[:-1], list[ChatChunk])
+        convert(await answer_of(made, "/openai/v1/chat/completions", {"messages": MESSAGES}), ChatResponse)
     async with served_model(text="Well. Yes.", fails=PredictorError("it broke"), after=2) as made:
         last = (await streamed(made))[-1]
         convert({**last, "sequence_number": 0}, EVENTS[last["type"]])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api.openai import chat, completions, responses
+from hf_transformer.api import chat_completions
+from hf_transformer.api.openai import completions, responses
 from hf_transformer.generation.build import make_generator
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import TextGeneration
@@ -149,7 +150,7 @@ def request(random: Random) -> tuple[str, bytes]:
             path, more = f"/openai/v1/{route}", parameters(completions.FORM.names)
             usual = {"prompt": random.choice((prompt, "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))}
         case "chat/completions" as route:
-            path, more = f"/openai/v1/{route}", parameters(chat.FORM.names)
+            path, more = f"/openai/v1/{route}", parameters(chat_completions.FORM.names)
             usual = {"messages": f'[{{"role":"user","content":{prompt}}}]'}
         case "responses" as route:
             path, more = f"/openai/v1/{route}", parameters(responses.FORM.names)

@@ -134,24 +134,19 @@ async def test_a_list_of_one_prompt_is_a_prompt(made: ServedModel) -> None:
 SIZE = "a token id, or -1 for none"
 OF_VLLM = "sampling_parameters"
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"text_input": None}, "text_input: expected a string, got nothing"),
-    *[({"text_input": value}, "text_input: expected a string, got a") for value in ([], ["a", "b"], [["a"]], [1], 1)],
-    ({"max_tokens": [1, 2]}, "max_tokens: expected a whole number, got a list"),
-    ({"parameters": 3}, "parameters: expected an object, got a number"),
     ({"stream": True}, "stream: expected false, since this API does not stream, got true; "),
     ({"parameters": {"stream": True}}, "parameters.stream: expected false"),
-    ({"top_q": 1}, "top_q: expected one of max_tokens"),
     ({"parameters": {"top_q": 1}}, "parameters.top_q: expected one of max_tokens"),
     ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: expected one value, got two"),
-    ({"bad_words": ["x"]}, 'bad_words: expected "" or [], got a list; the service can\'t exclude'),
     (
         {"parameters": {"bad_words": ["x"]}},
         'parameters.bad_words: expected "" or [], got a list; the service can\'t exclude',
     ),
-    ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
-    ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: expected the opposite of"),
+    (
+        {"exclude_input_in_output": True, "return_full_text": True},
+        "exclude_input_in_output: expected one value, got another one in return_full_text",
+    ),
     ({"text_input": ""}, "text_input: expected a prompt of at least one token"),
-    ({"return_finish_reason": 1}, "return_finish_reason: expected true or false"),
     ({OF_VLLM: {"top_k": 1}}, f"{OF_VLLM}: expected JSON text, got an object"),
     ({OF_VLLM: "{"}, f"{OF_VLLM}: expected JSON text; "),
     ({OF_VLLM: "[]"}, f"{OF_VLLM}: expected a JSON object, got a list"),
@@ -164,17 +159,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({OF_VLLM: '{"top_k": 3}', "top_k": 4}, f"{OF_VLLM}.top_k: expected one value, got two"),
     ({OF_VLLM: '{"max_tokens": "many"}'}, f"{OF_VLLM}.max_tokens: expected a whole number, got a string"),
     ({OF_VLLM: '{"random_seed": "x"}'}, f"{OF_VLLM}.random_seed: expected a"),
-    ({"id": 7}, "id: expected a string, got a number"),
-    ({"end_id": "</s>"}, f"end_id: expected {SIZE}, got a string"),
-    ({"end_id": -2}, f"end_id: expected {SIZE}, got -2"),
-    ({"end_id": True}, f"end_id: expected {SIZE}, got a boolean"),
-    ({"pad_id": 1.5}, f"pad_id: expected {SIZE}, got a number"),
     ({"parameters": {"pad_id": 1.5}}, f"parameters.pad_id: expected {SIZE}, got a number"),
     ({"end_id": 10**6}, "end_id: expected token ids from 0 to 767, got 1000000"),
     ({"parameters": {"end_id": 10**6}}, "parameters.end_id: expected token ids from 0 to 767, got 1000000"),
-    ({"random_seed": -1.5}, "random_seed: expected a whole number, got"),
     ({"random_seed": 1, "seed": 2}, "random_seed: expected one value, got another one in seed"),
-    ({"end_id": 3, "stop_token_ids": 4}, "stop_token_ids: expected a list of token ids"),
     ({"end_id": -1, "ignore_eos": False}, "end_id: expected one value, got another one in ignore_eos"),
 ]
 

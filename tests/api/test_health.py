@@ -66,13 +66,23 @@ def expected(route: str, base: str = "/openai/v1") -> str:
         ("openai", "/v1/completions", 404, expected("completions")),
         ("openai", "/chat/completions", 404, expected("chat/completions")),
         ("openai", "/v1/rerank", 404, expected("rerank")),
+        ("openai", "/v1/moderations", 404, expected("moderations")),
+        ("openai", "/moderations", 404, expected("moderations")),
         ("openai", "/openai/v1/v1/chat/completions", 404, expected("chat/completions")),
         ("openai", "/openai/v1/embeddings/", 404, expected("embeddings")),
         ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
         ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
         *[
             ("openai", f"/openai{path}", 404, f"Not Found; this route is {path}, without /openai")
-            for path in ("/v1/score", "/classify", "/v1/ranking", "/v2/embed", "/embed_all", "/tokenize")
+            for path in (
+                "/v1/score",
+                "/classify",
+                "/v1/ranking",
+                "/v2/embed",
+                "/embed_all",
+                "/tokenize",
+                "/v1/messages",
+            )
         ],
         ("openai", "/openai/v2/rerank", 404, expected("rerank")),
         ("openai", "/openai/rerank", 404, expected("rerank")),
@@ -81,7 +91,7 @@ def expected(route: str, base: str = "/openai/v1") -> str:
             for path in ("/v1/responses", "/openai/responses", "/responses")
         ],
         ("openai", "/api/embed", 404, VECTORS),
-        *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat", "/chat", "/v1/messages")],
+        *[("openai", path, 404, CHATS) for path in ("/v2/chat", "/api/chat", "/chat")],
         *[("openai", path, 404, TEXTS) for path in ("/generate", "/generate_stream", "/api/generate")],
         # Models may have the names of routes.
         *[("openai", path, 404, None) for path in ("/completions_", "/v1/models/m", "/v1/explain", "/v3")],
@@ -148,29 +158,30 @@ async def test_a_hint_names_a_path_that_the_service_has(made: ServedModel) -> No
         assert (await get(app, route)).status_code in (200, 405), route
 
 
-SERVED = "the service has no such route; it has embeddings, rerank, completions, chat/completions, responses below "
+SERVED = (
+    "the service has no such route; it has embeddings, rerank, moderations, completions, chat/completions, responses "
+    "below "
+)
 STORED = "the service stores no answers; send all items"
 FOREIGNERS: list[tuple[str, str, str, str]] = [
-    ("anthropic", "POST", "/v1/messages", "/openai/v1/chat/completions answers chats"),
-    ("anthropic", "POST", "/v1/messages/count_tokens", "POST /tokenize with messages"),
-    ("anthropic", "GET", "/v1/messages/batches/1", "/openai/v1/chat/completions"),
+    ("anthropic", "POST", "/v1/messages/batches", "the service has /v1/messages and /v1/messages/count_tokens"),
+    ("anthropic", "GET", "/v1/messages/batches/1", "the service has /v1/messages and"),
+    ("anthropic", "POST", "/v1/complete", "/v1/messages answers chats"),
     *[
         ("openai", method, f"{base}/{path}", SERVED)
         for base in ("/v1", "/openai/v1")
         for method, path in (
-            *[("POST", "moderations"), ("POST", "batches"), ("GET", "batches/1"), ("POST", "files"), ("GET", "files")],
+            *[("POST", "batches"), ("GET", "batches/1"), ("POST", "files"), ("GET", "files")],
             *[("DELETE", "files/1"), ("POST", "audio/speech"), ("POST", "audio/transcriptions")],
             *[("POST", "images/generations"), ("POST", "fine_tuning/jobs"), ("POST", "assistants")],
             *[("POST", "threads/1/runs"), ("GET", "vector_stores"), ("POST", "uploads"), ("POST", "realtime/sessions")],
         )
     ],
-    ("openai", "POST", "/moderations", SERVED),
     ("openai", "GET", "/openai/v1/responses/resp_1", STORED),
     ("openai", "POST", "/openai/v1/responses/resp_1/cancel", STORED),
     ("openai", "DELETE", "/v1/chat/completions/1", STORED),
     ("openai", "POST", "/openai/v1/conversations", STORED),
-    ("openai", "POST", "/v1/chat/completions/derender", "POST /detokenize returns"),
-    ("openai", "POST", "/v1/completions/derender", "POST /detokenize returns"),
+    ("openai", "POST", "/completions/derender", "POST /v1/completions/derender returns"),
     *[
         ("openai", "POST", f"/openai/deployments/gpt2/{path}", "Azure's deployments are models: the base_url of")
         for path in ("chat/completions", "completions", "embeddings", "audio/transcriptions", "images/generations")
@@ -216,7 +227,7 @@ async def test_a_route_of_another_server_has_a_hint_in_its_form(
     body: Any = response.json()
     match form:
         case "anthropic":
-            assert body.keys() == {"type", "error"} and body["error"].keys() == {"type", "message"}
+            assert body.keys() == {"type", "error", "request_id"} and body["error"].keys() == {"type", "message"}
             assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
             message = body["error"]["message"]
         case "openai":

@@ -150,6 +150,7 @@ POST /v1/models/gpt2:tokenize
 POST /v2/models/gpt2/infer
 POST /openai/v1/embeddings
 POST /openai/v1/rerank
+POST /openai/v1/moderations
 GET /openai/v1/models
 GET /v1/models
 GET /v2/models/gpt2
@@ -235,6 +236,7 @@ async def test_the_document_declares_keys_for_protected_operations(
             form = "TeiError" if "error_type" in error else "Error"
             if form == "Error" and not isinstance(error.get("error"), str):
                 form = "OpenAIError" if "error" in error else "MessageError"
+                form = "AnthropicError" if error.get("type") == "error" else form
             assert f"{form}Answer" in forms <= document["components"]["schemas"].keys()
             assert len(forms) == 1 or url in ("/rerank", "/tokenize")
     async with client_of(made.app) as without_keys:

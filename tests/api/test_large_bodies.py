@@ -47,9 +47,9 @@ def test_the_estimate_covers_what_a_text_takes_once_parsed(value: Any) -> None:
 def call(body: bytes, admission: Admission) -> Call:
     context = Context("1", {})
     ticket = context.ticket = AdmissionTicket(admission)
-    context.budget = Budget(limits(), ticket)
+    budget = context.budget = Budget(limits(), ticket)
     ticket.hold(len(body))
-    return Call({}, {}, body, context, LIMITS)
+    return Call({}, {}, body, context, LIMITS, budget, len(body))
 
 
 def test_a_parsed_body_counts_before_it_exists() -> None:

@@ -191,13 +191,14 @@ async def test_tools_are_rendered_and_calls_are_parsed() -> None:
         assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 
 
-async def test_a_stream_has_complete_tool_calls() -> None:
+async def test_a_stream_has_calls_as_they_are_written() -> None:
     async with served_model(text=f"{CALL}\n{CALL}") as made:
         *chunks, _ = await chat(made, tools=TOOLS, tool_choice="auto", stream=True)
         calls = [call for delta in deltas(chunks) for call in delta.get("tool_calls", ())]
-        assert [call["index"] for call in calls] == [0, 1]
-        assert len({call["id"] for call in calls}) == 2
-        assert all(json.loads(call["function"]["arguments"]) == {"city": "Paris"} for call in calls)
+        assert len(calls) > 4 and len({call["id"] for call in calls if "id" in call}) == 2
+        for index in (0, 1):
+            arguments = [call["function"]["arguments"] for call in calls if call["index"] == index]
+            assert json.loads("".join(arguments)) == {"city": "Paris"}
         assert "".join(delta.get("content", "") for delta in deltas(chunks)).strip() == ""
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -210,7 +211,7 @@ async def test_parallel_tool_calls_false_returns_one_call(stream: bool) -> None:
             calls = [call for delta in deltas(answer[:-1]) for call in delta.get("tool_calls", ())]
         else:
             calls = answer["choices"][0]["message"]["tool_calls"]
-        assert len(calls) == 1
+        assert len([call for call in calls if "id" in call]) == 1
 
 
 def history(arguments: Any, calls: int = 1) -> list[Any]:
@@ -262,75 +263,26 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": function}]}
 
 
-METADATA: list[tuple[Any, str]] = [
-    ("x", ": expected an object of strings, got a string"),
-    ({"a": 1}, ".a: expected a string, got a number"),
-    ({"a" * 65: "x"}, ": expected keys of at most 64 characters, got 65"),
-    ({"a": "x" * 513}, ".a: expected at most 512 characters, got 513"),
-    (dict.fromkeys(map(str, range(17)), "x"), ": expected at most 16 keys, got 17"),
-]
 FIELDS: list[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "messages: expected a list of messages, got an empty list"),
-    ({"messages": None}, "messages: expected a list of messages, got nothing"),
     ({"messages": ["Hi"]}, "messages[0]: expected an object, got a string"),
     ({"messages": [{"content": "x"}]}, "messages[0].role: expected one of system"),
-    ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens: expected max_tokens or max_completion"),
     ({"top_logprobs": 3}, "top_logprobs: expected 0 without logprobs, got 3"),
-    ({"logprobs": 3}, "logprobs: expected true or false, got a number"),
-    ({"response_format": {"type": "yaml"}}, "response_format.type: expected one of text, json_object"),
-    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice: expected none, auto, required, or {"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function: expected an object, got nothing"),
     ({"tool_choice": "auto"}, "tool_choice: expected no choice without tools"),
-    ({"tools": 1}, "tools: expected a list, got a number"),
     ({"tools": [{"type": "x"}]}, "tools[0].type: expected function, got 'x'"),
     (tool(name=""), "tools[0].function.name: expected a string that is not empty"),
-    (tool(name="weather", strict=3), "tools[0].function.strict: expected true or false, got a number"),
-    (tool(name="weather", parameters=[]), "tools[0].function.parameters: expected an object, got a list"),
-    ({"chat_template_kwargs": 0}, "chat_template_kwargs: expected an object, got a number"),
-    ({"functions": []}, "functions: expected one of min_tokens, temperature"),
-    ({"best_of": 1}, "best_of: expected one of min_tokens"),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction: expected one of min_tokens"),
-    *[({name: 7}, f"{name}: expected a string, got a number") for name in ("user", "safety_identifier")],
-    *[({f"prompt_cache_{name}": ["k"]}, f"prompt_cache_{name}: expected a string") for name in ("key", "retention")],
-    *[({"metadata": value}, f"metadata{says}") for value, says in METADATA],
-    ({"store": 0}, "store: expected true or false, got 0; the service stores nothing"),
-    ({"service_tier": "flex"}, "service_tier: expected auto or default, got 'flex'; the service has one tier"),
-    ({"service_tier": 1}, "service_tier: expected auto or default, got 1"),
-    ({"model": 3}, "model: expected a string, got a number"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: expected"),
-    *[
-        ({"stream": True, "stream_options": {name: 1}}, f"stream_options.{name}: expected true or false, got a number")
-        for name in ("include_usage", "continuous_usage_stats")
-    ],
-    ({"modalities": ["text", "audio"]}, 'modalities: expected ["text"], got a list; the model generates text only'),
-    ({"use_beam_search": True}, "use_beam_search: expected false, got true; the service has no beam search"),
-    ({"length_penalty": 0.5}, "length_penalty: expected 1.0, got 0.5"),
-    ({"length_penalty": True}, "length_penalty: expected 1.0, got true"),
-    ({"skip_special_tokens": False}, "skip_special_tokens: expected true, got false"),
-    ({"add_generation_prompt": False}, "add_generation_prompt: expected true, got false"),
-    ({"priority": 1}, "priority: expected 0, got 1"),
-    ({"priority": False}, "priority: expected 0, got false"),
-    ({"add_special_tokens": True}, "add_special_tokens: expected false, got true; the chat template adds them"),
-    ({"verbosity": "low"}, "verbosity: expected medium, got 'low'"),
-    ({"reasoning_effort": "low"}, "reasoning_effort: expected none, got 'low'; a chat template with such a setting"),
 ]
 IN_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({}, "content: expected a string or a list of parts, got nothing"),
-    ({"role": "me", "content": "x"}, "role: expected one of system, developer"),
     ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "content[0].type: expected text"),
     ({"content": ["x"]}, 'content[0]: expected a part {"type": "text", "text": string}, got a string'),
     ({"content": [{"type": "text"}]}, "content[0].text: expected a string, got nothing"),
     ({"content": 7}, "content: expected a string or a list of parts, got a number"),
-    ({"content": "x", "audio": {"id": "1"}}, "audio: expected one of role, content"),
-    ({"content": "x", "name": 7}, "name: expected a string, got a number"),
     ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: expected a content or a refusal, got both"),
-    ({"role": "assistant", "refusal": 7}, "refusal: expected a string, got a number"),
-    ({"refusal": "y"}, "refusal: expected no refusal, got a string; only the assistant"),
+    ({"refusal": "y"}, "refusal: expected no such field, got a string; only the assistant"),
     ({"content": "x", "cache_control": 5}, 'cache_control: expected {"type": "ephemeral"}, got a number'),
     ({"content": "x", "cache_control": {"type": "x"}}, "cache_control.type: expected ephemeral, got 'x'"),
-    ({"content": "x", "annotations": [{}]}, "annotations: expected an empty list, got a list"),
-    ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
-    ({"content": "x", "tool_calls": [{}]}, "tool_calls: expected no calls, got a list; only the assistant"),
+    ({"content": "x", "tool_calls": ""}, "tool_calls: expected [], got ''; only the assistant"),
+    ({"content": "x", "tool_calls": [{}]}, "tool_calls: expected [], got a list; only the assistant"),
     ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object, got nothing"),
 ]
 FIELDS += [({"messages": [{"role": "user", **one}]}, f"messages[0].{says}") for one, says in IN_MESSAGES]

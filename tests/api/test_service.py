@@ -32,7 +32,7 @@ def context() -> Context:
     return made
 
 
-async def said(models: Models, name: str | None = None) -> str:
+async def reason_of(models: Models, name: str | None = None) -> str:
     """The reason why a model, or the service, is not ready; empty if it is."""
     error = await models.find_not_ready(None if name is None else models.find(name))
     return "" if error is None else str(error)
@@ -109,16 +109,16 @@ async def test_the_service_is_ready_when_all_models_are_or_any() -> None:
     def states(**options: Any) -> Models:
         return Models([model("a"), model("b", reason="no b"), model("c", reason="no c")], **options)
 
-    assert await said(states()) == "no b; no c" and not states().is_ready
-    assert await said(states(ready_when="any")) == "" and states(ready_when="any").is_ready
-    assert await said(states(ready_when="any"), "b") == "no b"
-    assert await said(Models()) == "the service has no models" and not Models().is_ready
+    assert await reason_of(states()) == "no b; no c" and not states().is_ready
+    assert await reason_of(states(ready_when="any")) == "" and states(ready_when="any").is_ready
+    assert await reason_of(states(ready_when="any"), "b") == "no b"
+    assert await reason_of(Models()) == "the service has no models" and not Models().is_ready
     models = Models()
     models.declare({"a": (), "b": (), "c": ()}, ("c",))
     models.add(model("a"))
-    assert await said(models) == f"model 'b' is not ready: {LOADING}" and not models.is_ready
+    assert await reason_of(models) == f"model 'b' is not ready: {LOADING}" and not models.is_ready
     models.declare({"a": (), "c": ()}, ("c",))
-    assert await said(models) == "" and models.is_ready, "an unloaded model is not waited for"
+    assert await reason_of(models) == "" and models.is_ready, "an unloaded model is not waited for"
 
 
 # Changes of a ready set
@@ -135,11 +135,11 @@ def ready(model: Model) -> None:
 async def test_an_added_model_counts_once_it_has_been_ready(ready_when: Any) -> None:
     models = Models([model("a")], ready_when)
     models.declare({"a": (), "b": (), "c": ()}, ())
-    assert await said(models) == "" and models.is_ready, "b and c are absent"
+    assert await reason_of(models) == "" and models.is_ready, "b and c are absent"
     added = model("b", reason="no b")
     models.add(added)
-    assert await said(models) == "" and models.is_ready
-    assert await said(models, "b") == "no b"
+    assert await reason_of(models) == "" and models.is_ready
+    assert await reason_of(models, "b") == "no b"
     with pytest.raises(NotReady, match=f"model 'c' is not ready: {LOADING}"):
         models.find("c")
     assert models.uncounted == {"b", "c"} and models.since.keys() == {"b", "c"}
@@ -147,7 +147,7 @@ async def test_an_added_model_counts_once_it_has_been_ready(ready_when: Any) -> 
     assert models.uncounted == {"c"} and models.since.keys() == {"c"}
     cast(ScriptedModel, added).reason, cast(ScriptedModel, added).is_ready = "lost", False
     added.on_change()
-    assert await said(models) == ("lost" if ready_when == "all" else "")
+    assert await reason_of(models) == ("lost" if ready_when == "all" else "")
     assert models.is_ready is (ready_when == "any"), "a model that was ready counts"
 
 
@@ -158,10 +158,10 @@ async def test_all_declared_models_count_until_the_set_was_ready() -> None:
     models.add(first)
     models.add(second)
     models.declare({"a": (), "b": (), "c": ()}, ())
-    assert await said(models) == f"no b; model 'c' is not ready: {LOADING}"
+    assert await reason_of(models) == f"no b; model 'c' is not ready: {LOADING}"
     models.declare({"a": (), "b": ()}, ())
     ready(second)
-    assert await said(models) == "" and models.is_ready
+    assert await reason_of(models) == "" and models.is_ready
 
 
 async def test_a_renamed_model_leaves_a_ready_service_ready() -> None:
@@ -169,13 +169,15 @@ async def test_a_renamed_model_leaves_a_ready_service_ready() -> None:
     models.declare({"a": ()}, ())
     models.declare({"b": ()}, ())
     models.remove("a")
-    assert await said(models) == "" and models.is_ready
+    assert await reason_of(models) == "" and models.is_ready
     with pytest.raises(NotReady):
         models.choose("b", context())
     models.declare({}, ())
-    assert await said(models) == "the service has no models" and not models.is_ready
+    assert await reason_of(models) == "the service has no models" and not models.is_ready
     models.declare({"c": ()}, ())
-    assert await said(models) == f"model 'c' is not ready: {LOADING}" and not models.is_ready, "it was not ready before"
+    assert await reason_of(models) == f"model 'c' is not ready: {LOADING}" and not models.is_ready, (
+        "it was not ready before"
+    )
 
 
 async def test_a_model_that_a_client_loads_again_counts_once_it_is_ready() -> None:
@@ -183,19 +185,19 @@ async def test_a_model_that_a_client_loads_again_counts_once_it_is_ready() -> No
     models.declare({"a": (), "b": ()}, ())
     models.remove("b", UNLOADED)
     models.declare({"a": (), "b": ()}, ("b",))
-    assert await said(models) == "" and models.since == {}, "a client's wish is no failure"
+    assert await reason_of(models) == "" and models.since == {}, "a client's wish is no failure"
     models.declare({"a": (), "b": ()}, ())
-    assert await said(models) == "" and models.uncounted == models.since.keys() == {"b"}
+    assert await reason_of(models) == "" and models.uncounted == models.since.keys() == {"b"}
     models.remove("a", UNLOADED)
     models.declare({"a": (), "b": ()}, ("a",))
-    assert await said(models) == "", "b is on its way"
+    assert await reason_of(models) == "", "b is on its way"
     models = Models([model("a")])
     models.declare({"a": ()}, ())
     models.remove("a", UNLOADED)
     models.declare({"a": ()}, ("a",))
-    assert await said(models) == "the service has no models"
+    assert await reason_of(models) == "the service has no models"
     models.declare({"a": ()}, ())
-    assert await said(models) == f"model 'a' is not ready: {LOADING}", "there is nothing else"
+    assert await reason_of(models) == f"model 'a' is not ready: {LOADING}", "there is nothing else"
 
 
 def test_a_moved_alias_stays_with_its_model_until_the_other_has_it() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from hf_transformer.api.openai.chat import FORM
-from hf_transformer.api.openai.structured import read_form
+from hf_transformer.api.chat_completions import FORM
+from hf_transformer.api.message_form import read_form
 from hf_transformer.generation.constraint import Constraint, read_structured_outputs, vllm_fields
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import ALL, ServedModel, served_model
@@ -248,27 +248,27 @@ async def test_forced_calls(stream: bool, choice: str) -> None:
         calls = (
             merged(answer[:-1])
             if stream
-            else [one["function"] for one in answer["choices"][0]["message"]["tool_calls"]]
+            else [item["function"] for item in answer["choices"][0]["message"]["tool_calls"]]
         )
         finish = (answer[-2] if stream else answer)["choices"][0]["finish_reason"]
         if choice == "named":
             assert calls == [{"name": "g", "arguments": '{"city": "b"}'}] and finish == "stop"
             assert constraint(made).schema == SCHEMA
         else:
-            arguments = [json.loads(one["arguments"]) for one in calls]
-            assert [one["name"] for one in calls] == ["f", "g"] and arguments == [{"city": '{"}'}, {"city": "b"}]
+            arguments = [json.loads(item["arguments"]) for item in calls]
+            assert [item["name"] for item in calls] == ["f", "g"] and arguments == [{"city": '{"}'}, {"city": "b"}]
             assert finish == "tool_calls"
             schema = constraint(made).schema
             assert schema["minItems"] == 1 and "maxItems" not in schema
             assert schema["$defs"] == {"tool_0": SCHEMA, "tool_1": SCHEMA}
         contents = (
-            [one["choices"][0]["delta"].get("content") for one in answer[:-1]]
+            [item["choices"][0]["delta"].get("content") for item in answer[:-1]]
             if stream
             else [answer["choices"][0]["message"]["content"]]
         )
         assert not any(contents)
         if stream and choice == "required":
-            pieces = [one for one in answer[:-1] if one["choices"][0]["delta"].get("tool_calls")]
+            pieces = [item for item in answer[:-1] if item["choices"][0]["delta"].get("tool_calls")]
             assert len(pieces) > 4, "arguments come as they are written"
 
 
@@ -363,6 +363,6 @@ def test_a_schema_of_structured_outputs_is_written_once() -> None:
 
 
 def test_the_structural_tag_is_written_once_for_all_texts_of_a_request() -> None:
-    tool = Constraint.of("tool", [{"f": SCHEMA}, None])
+    tool = Constraint.of_tools({"f": SCHEMA}, None)
     first = writes(lambda: vllm_fields(tool, "structured_outputs"))
     assert writes(lambda: vllm_fields(tool, "structured_outputs")) == 1 < first

@@ -34,6 +34,7 @@ MODELS = {
     "fill_mask": "bert",
     "sequence_classification": "sentiment",
     "zero_shot_classification": "nli",
+    "zero_shot_token_classification": "gliner",
     "rerank": "cross",
     "token_classification": "ner",
     "question_answering": "squad",

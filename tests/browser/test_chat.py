@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import VIEWS, Open, Playground
+from tests.integration.conftest import Serve
+from tests.support import families
 
 SCRIPTED = """
 const fetched = window.fetch;
@@ -308,7 +311,7 @@ def test_an_answer_is_stopped_and_asked_for_again(chat: Callable[..., Playground
     page.field("Message").fill("A draft")
     button(page, "Retry").last.click()
     page.page.locator("#stop").wait_for()
-    assert [one["content"] for one in asked(page)] == ["One?", "First", "Two?"]
+    assert [message["content"] for message in asked(page)] == ["One?", "First", "Two?"]
     feed(page, "Second")
     assert finish(page, "length") == "Cut off at the limitSecond"
     assert page.out(".bubble") == ["One?", "First", "Two?", "Second"]
@@ -321,7 +324,7 @@ def test_an_answer_is_stopped_and_asked_for_again(chat: Callable[..., Playground
     assert page.out(".bubble") == ["One?"]
     button(page, "Retry").click()
     page.page.locator("#stop").wait_for()
-    assert [one["content"] for one in asked(page)] == ["One?"]
+    assert [message["content"] for message in asked(page)] == ["One?"]
 
 
 def test_a_message_is_edited(chat: Callable[..., Playground]) -> None:
@@ -438,6 +441,25 @@ def test_reasoning_is_folded(chat: Callable[..., Playground]) -> None:
     assert page.out(".bubble") == ["One?", "Yes.", "Two?", "No."]
     assert page.page.locator(".message > details:not([hidden])").count() == 2
     assert not page.page.get_by_text("Hmm.", exact=True).is_visible()
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+def test_reasoning_and_calls_of_a_family(page_of: Open, serve: Serve, tmp_path: Path, name: str) -> None:
+    flags = (*families.family_flags(name, tmp_path), "--enable_playground")
+    page = page_of(serve(families.MODEL, "grpc-v2", *flags)).open()
+    page.field("Tools").fill(json.dumps([families.TOOL]))
+    page.field("Message").fill(families.QUESTION)
+    page.run()
+    assert page.error() == "" and page.out("article p:has(> code)") == ["Calls get_weather"]
+    assert [json.loads(call) for call in page.out("article figure pre")] == [families.CALL[1]]
+    page.field("Answer of get_weather").fill("sunny")
+    page.field("Answer of get_weather").press("Enter")
+    page.page.locator(".message.assistant").nth(1).locator(".foot").wait_for()
+    page.finished()
+    assert page.error() == "" and page.out(".assistant .bubble")[-1] == families.AFTER
+    thoughts = [families.THOUGHT, families.SECOND_THOUGHT] if families.has_reasoning(name) else ["", ""]
+    assert page.out(".assistant > details p") == thoughts
+    assert not page.page.get_by_text(families.THOUGHT, exact=True).is_visible(), "it is folded"
 
 
 def test_a_link_holds_the_conversation(chat: Callable[..., Playground]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.tasks.playground import read_playground
+from hf_transformer.tokenizer.files import model_config
 from tests.browser.conftest import MODELS, Open
 from tests.integration.conftest import ROOT
 from tests.support.triton_repository import task_model_folder
@@ -61,7 +62,7 @@ def test_the_page_is_light_keeps_to_itself_and_has_examples_that_work(playground
     assert page.page.locator("#out").inner_text() == f"Press {label} to see what the model says."
     assert sum(loaded.values()) < MOST_BYTES
     assert len(policies) == 1 and policies.pop().startswith(POLICY)
-    told, examples = read_playground(json.loads((task_model_folder(MODELS[task]) / "config.json").read_text()))
+    told, examples = read_playground(model_config(task_model_folder(MODELS[task]), required=True))
     assert page.page.locator("#note").inner_text() == told
     options = page.page.locator("#examples option").all_inner_texts()
     assert len(options) == len(examples) == len(set(options))

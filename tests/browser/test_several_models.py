@@ -58,12 +58,12 @@ def start(triton: LocalTriton, serve: Serve, tmp_path_factory: pytest.TempPathFa
     running: list[Service] = []
 
     def make(entries: list[dict[str, Any]], *more: str) -> Service:
-        served = [one for one in entries if one["model_name"] not in (LATE, ABSENT)]
+        served = [entry for entry in entries if entry["model_name"] not in (LATE, ABSENT)]
         for served_entry in served:
             serve.load(served_entry.get("predictor_model", served_entry["model_name"]))
         file = tmp_path_factory.mktemp("models") / "models.json"
         over_grpc = {"predictor_host": triton.grpc_address}
-        file.write_text(json.dumps([one | (over_grpc if "predictor_protocol" in one else {}) for one in entries]))
+        file.write_text(json.dumps([entry | (over_grpc if "predictor_protocol" in entry else {}) for entry in entries]))
         flags = (f"--models={file}", f"--predictor_host={triton.http_address}", "--enable_playground")
         service = Service(*flags, *more)
         running.append(service)

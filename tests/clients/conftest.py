@@ -29,10 +29,10 @@ def clients_environment(program: str = "") -> Path:
 
     For langchain's program HF_TRANSFORMER_LANGCHAIN_ENVIRONMENT and .venv-langchain, for that of agents' libraries
     HF_TRANSFORMER_AGENTS_ENVIRONMENT and .venv-agents, for those of instructor, lm-evaluation-harness,
-    text-embeddings-inference and other retrieval APIs likewise: KServe's SDK wants other versions. The packages of the
-    ai-sdk, for node, are in HF_TRANSFORMER_AI_SDK_ENVIRONMENT or .venv-ai-sdk.
+    text-embeddings-inference, other retrieval APIs and LiteLLM likewise: KServe's SDK wants other versions. The
+    packages of the ai-sdk, for node, are in HF_TRANSFORMER_AI_SDK_ENVIRONMENT or .venv-ai-sdk.
     """
-    names = ("langchain", "agents", "instructor", "lm_evaluation", "ai_sdk", "tei", "retrieval")
+    names = ("langchain", "agents", "instructor", "lm_evaluation", "ai_sdk", "tei", "retrieval", "litellm")
     name = next((name for name in names if program.startswith(name)), "clients")
     folder = f".venv-{name.replace('ai_sdk', 'ai-sdk')}"
     return Path(os.environ.get(f"HF_TRANSFORMER_{name.upper()}_ENVIRONMENT") or ROOT / folder)

@@ -29,14 +29,14 @@ def test_vectors(serve: Serve, client: Run) -> None:
     short = np.array(service.predict(TEXTS, {"input_type": "query", "dimensions": 16, "normalize": True}), np.float32)
     types = results["types"]
     assert close(types["float"], short)
-    assert close([np.frombuffer(base64.b64decode(one), "<f4") for one in types["base64"]], short)
+    assert close([np.frombuffer(base64.b64decode(vector), "<f4") for vector in types["base64"]], short)
     assert types["ubinary"] == np.packbits(short >= 0, axis=1).tolist()
     assert types["binary"] == (np.array(types["ubinary"]) - 128).tolist()
     assert types["uint8"] == (np.array(types["int8"]) + 128).tolist()
     for name, precision in (("voyage_int8", "int8"), ("voyage_ubinary", "ubinary")):
         assert results[name] == service.predict(TEXTS, {"input_type": "query", "precision": precision})
     chunks = service.predict([{"chunks": TEXTS}, {"chunks": TEXTS[:1]}], {"input_type": "document"})
-    assert all(close(one, other) for one, other in zip(results["late"], chunks, strict=True))
+    assert all(close(vector, other) for vector, other in zip(results["late"], chunks, strict=True))
     assert service.model in results["models"]
     for name, kind in (("cohere_long", "BadRequestError"), ("voyage_long", "InvalidRequestError")):
         found_kind, message = results["errors"].pop(name)

@@ -50,13 +50,13 @@ def instances_of(task: str) -> list[Any]:
         cases = [case for case in goldens(task)["cases"] if len(case["question"]) < 200]
         instances = [{"question": case["question"], "context": case["context"]} for case in cases]
     elif task == "zero_shot_classification":
-        instances = [{"text": one, "candidate_labels": ["sport", "rain", "food"]} for one in texts("text_embedding")]
+        instances = [{"text": item, "candidate_labels": ["sport", "rain", "food"]} for item in texts("text_embedding")]
     elif task == "rerank":
         instances = [{"query": case["query"], "texts": case["texts"]} for case in goldens(task)["cases"]]
-        instances += [{**one, "texts": one["texts"][::-1]} for one in instances]
+        instances += [{**item, "texts": item["texts"][::-1]} for item in instances]
     elif task == "sequence_classification":
         sentences = texts("text_embedding")
-        instances = [{"text": one, "text_pair": two} for one, two in pairwise(sentences)]
+        instances = [{"text": item, "text_pair": two} for item, two in pairwise(sentences)]
     else:
         instances = texts({"feature_extraction": "text_embedding"}.get(task, task))
     assert instances
@@ -81,8 +81,8 @@ def test_the_same_answers(serve: Serve, client: Run, task: str) -> None:
     model, flags = TASKS[task]
     service = serve(model, "grpc-v2", *flags)
     instances = instances_of(task)
-    golden = [comparable(task, service.predict([one])[0]) for one in instances]
-    requests = [{"inputs": inputs_of(one)} for one in instances]
+    golden = [comparable(task, service.predict([item])[0]) for item in instances]
+    requests = [{"inputs": inputs_of(item)} for item in instances]
     for name, program in CLIENTS.items():
         results = client(*program, service=service, requests=requests)
         assert [comparable(task, answer[0]) for answer in results["answers"]] == golden, name
@@ -92,26 +92,26 @@ def test_the_same_answers(serve: Serve, client: Run, task: str) -> None:
             assert "'nobody'" in results["errors"][0][1], name
         if "config" in results:
             assert results["server"] == "hf_transformer" and "'nothing'" in results["errors"][1][1], name
-            for one, other in (("input", "inputs"), ("output", "outputs")):
-                names = [tensor["name"] for tensor in results["config"][one]]
+            for item, other in (("input", "inputs"), ("output", "outputs")):
+                names = [tensor["name"] for tensor in results["config"][item]]
                 assert names == [tensor["name"] for tensor in results["metadata"][other]], name
 
 
 def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> None:
     embedding = serve("minibert_mean", "grpc-v2", "--enable_token_inputs=true")
     instances = instances_of("text_embedding")
-    golden = [comparable("text_embedding", embedding.predict([one])[0]) for one in instances]
+    golden = [comparable("text_embedding", embedding.predict([item])[0]) for item in instances]
     results = client("openai_package", "embeddings", service=embedding, texts=instances)
     for kind in ("float", "base64", "undecoded", "list"):
-        assert [np.array(one, np.float32).tolist() for one in results[kind]] == golden, kind
+        assert [np.array(item, np.float32).tolist() for item in results[kind]] == golden, kind
     assert results["answer"] == ["list", "minibert_mean", "embedding"]
-    assert [one["id"] for one in results["models"]] == ["minibert_mean"]
+    assert [item["id"] for item in results["models"]] == ["minibert_mean"]
     assert (results["ids"], results["dimensions"]) == ([1, 2], 2)
     wrong = [["BadRequestError", 400, name] for name in ("input[1]", "dimensions", "top_k", "messages")]
-    assert [one[:3] for one in results["errors"]] == [["NotFoundError", 404, "model"]] * 2 + wrong
+    assert [item[:3] for item in results["errors"]] == [["NotFoundError", 404, "model"]] * 2 + wrong
     rerank = serve("cross", "grpc-v2")
     for instance in instances_of("rerank"):
-        golden = [[one["index"], one["score"]] for one in rerank.predict([instance])[0]]
+        golden = [[item["index"], item["score"]] for item in rerank.predict([instance])[0]]
         body = {"model": "cross", "query": instance["query"], "documents": instance["texts"]}
         response = rerank.client.post("/openai/v1/rerank", json=body)
-        assert [[one["index"], one["relevance_score"]] for one in response.json()["results"]] == golden
+        assert [[item["index"], item["relevance_score"]] for item in response.json()["results"]] == golden

@@ -131,17 +131,17 @@ class ModelService:
     """The answers of a service with models by path; everything else is 404. Records the posted bodies."""
 
     def __init__(self, models: dict[str, list[str]], absent: str = "") -> None:
-        entries: list[Any] = [{"name": name, "aliases": others, "adapters": []} for name, others in models.items()]
+        entries: list[Any] = [{"name": name, "aliases": aliases, "adapters": []} for name, aliases in models.items()]
         entries += [{"name": absent, "ready": False}] if absent else []
-        names = [name for model, others in models.items() for name in (model, *others)]
+        names = [name for model, aliases in models.items() for name in (model, *aliases)]
         self.pages: dict[str, Any] = {
             "/v1/models": {"models": [*names, *([absent] if absent else [])]},
             "/info": {"models": entries},
         }
-        for model, others in models.items():
+        for model, aliases in models.items():
             protocols = {"v1": f"/v1/models/{model}:predict", "openai": ["/openai/v1/embeddings"]}
             about = {"name": model, "task": "text_embedding", "protocols": protocols}
-            self.pages |= {f"/v1/models/{name}/info": about for name in (model, *others)}
+            self.pages |= {f"/v1/models/{name}/info": about for name in (model, *aliases)}
         self.posted: list[tuple[str, Any]] = []
 
     async def __call__(self, connection: Connection) -> None:

@@ -184,6 +184,32 @@ def test_a_program_on_path_runs_as_it_is(tmp_path: Path) -> None:
     assert triton.variables["PATH"] == str(tmp_path) and "PYTHONPATH" not in triton.variables
 
 
+def whole_triton(folder: Path) -> Path:
+    """A folder with a bin/tritonserver that needs nothing else, as in Triton's image: here a script that starts the one
+    of the wheel."""
+    found = find_triton(ENVIRONMENT, {"PATH": os.environ["PATH"]})
+    assert found.stub is not None
+    backend = folder / "backends" / "python"
+    shutil.copytree(found.stub.parents[2] / "backends" / "python", backend)
+    shutil.copy(found.stub, backend)
+    program = folder / "bin" / "tritonserver"
+    program.parent.mkdir()
+    options = [f"--backend-directory={backend.parent}", "--model-config-name=python"]
+    path = f"PATH={shlex.quote(found.variables['PATH'])}"
+    program.write_text(f'#!/bin/sh\n{path} exec {shlex.join([*found.program, *options])} "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["", "bin/tritonserver"], ids=["folder", "program"])
+def test_a_whole_triton_is_named_by_its_folder_or_program(part: str, repository: Path, tmp_path: Path) -> None:
+    where = whole_triton(tmp_path / "opt") / part
+    with LocalTriton(repository, environment=where, models=["double"], environ=dict(os.environ)) as triton:
+        assert triton.description.endswith("/opt/bin/tritonserver")
+        assert double(triton) == [2, 4]
+
+
 def test_the_python_of_an_environment_comes_first() -> None:
     triton = find_triton(ENVIRONMENT, {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib"})
     assert re.fullmatch("/.+/bin:/bin", triton.variables["PATH"])
@@ -191,7 +217,7 @@ def test_the_python_of_an_environment_comes_first() -> None:
 
 
 def test_an_unfit_environment_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"^--triton_environment: .*not a virtual environment.*pip install"):
+    with pytest.raises(LoadError, match=r"^--triton_environment: .*nor a virtual environment.*pip install"):
         find_triton(tmp_path / "missing", {})
     made = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
@@ -239,6 +265,7 @@ ANSWERS = {
     "fill_mask": ANSWER,
     "sequence_classification": '"label":"POSITIVE","score":0.97',
     "zero_shot_classification": '"labels":["sport",',
+    "zero_shot_token_classification": '"text":"Anna Smith","label":"person"',
     "rerank": '[{"index":1,"score":0.85',
     "token_classification": '{"entity_group":"PER","score":0.969',
     "question_answering": '"answer":"Anna Smith"',

@@ -81,8 +81,8 @@ def test_old_names_of_flags_still_work() -> None:
     parsed, logged = parse("--max_length", "128", "--protocol=grpc-v2")
     assert (parsed.max_model_len, parsed.predictor_protocol) == (128, "grpc-v2")
     assert logged == [
-        "--max_length is deprecated: use --max_model_len",
-        "--protocol is deprecated: use --predictor_protocol",
+        "--max_length is deprecated: use --max_model_len; version 2.0.0 does not know it",
+        "--protocol is deprecated: use --predictor_protocol; version 2.0.0 does not know it",
     ]
     parsed = config(MAX_LENGTH="100")
     assert (parsed.max_model_len, parsed.generation_max_length) == (None, 100), "the variable is about generation"

@@ -26,6 +26,7 @@ BAD = {
     "otlp_endpoint": "collector:4318",
     "cors_allow_origin": "example.com",
     "allowed_hosts": "localhost:8080",
+    "allowed_image_hosts": "https://a.example",
     **dict.fromkeys(PATHS, "/no/such/file"),
 }
 

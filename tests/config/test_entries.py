@@ -177,7 +177,7 @@ def test_warnings_name_the_entry_and_do_not_repeat_those_of_the_flags(tmp_path: 
     entry = f"{tmp_path / 'models.yaml'}: models[0] (a)"
     _, warnings = read_text(tmp_path, text, "--protocol=v2", "--dtype=auto", "--hf_token=x", "--unknown=1")
     assert warnings == [
-        f"{entry}: max_length is deprecated: use max_model_len",
+        f"{entry}: max_length is deprecated: use max_model_len; version 2.0.0 does not know it",
         f"{entry}: model_dir is ignored: {entry}: model_id is given",
     ]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hf_transformer.core.batch import EncodingBatchBuilder, PaddingPolicy
 from hf_transformer.core.contract import InputSignature, OutputSignature, Signature
+from hf_transformer.core.remote import RemoteScheduler
 from hf_transformer.core.scheduler import ConcurrencyLimit, Decode, Entry, Scheduler, SchedulerSettings
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
@@ -37,7 +38,7 @@ def first_logit(number: int, item: Encoding, rows: Mapping[str, Array], options:
 
 
 async def run(
-    scheduler: Scheduler[Encoding],
+    scheduler: Scheduler[Encoding] | RemoteScheduler,
     items: Sequence[Encoding],
     decode: Decode = first_logit,
     context: Context | None = None,

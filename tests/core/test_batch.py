@@ -17,15 +17,15 @@ from hf_transformer.app.pipelines import (
     FittedBinding,
     PipelineBuilder,
     fit_task,
-    outputs_in_shared_memory,
     padding_policy,
 )
-from hf_transformer.app.settings import scheduler_settings
+from hf_transformer.app.settings import max_shared_bytes, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.batch import EncodingBatchBuilder, PaddingBuckets, PaddingPolicy, padding_buckets
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
 from hf_transformer.core.pipeline import PredictivePipeline
-from hf_transformer.core.scheduler import MAX_OUTPUT_BYTES, MAX_SHARED_OUTPUT_BYTES
+from hf_transformer.core.remote import outputs_in_shared_memory
+from hf_transformer.core.scheduler import MAX_OUTPUT_BYTES, MAX_SHARED_OUTPUT_BYTES, Scheduler
 from hf_transformer.errors import PredictorError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
@@ -224,7 +224,7 @@ GRPC = "--predictor_protocol=grpc-v2"
 )
 def test_shared_outputs_have_the_default_limit_unless_a_flag_sets_one(flags: tuple[str, ...], limit: int) -> None:
     predictor = Sharing(2**40)
-    bound = outputs_in_shared_memory(settings_of(*flags), predictor) or (lambda size: False)
+    bound = outputs_in_shared_memory(max_shared_bytes(settings_of(*flags)), predictor) or (lambda size: False)
     sizes = MAX_OUTPUT_BYTES, 6_000_000, MAX_SHARED_OUTPUT_BYTES
     for size in (5_000_000, 50_000_000, *sizes, *[size + 1 for size in sizes]):
         assert bound(size) == (size <= limit), size
@@ -259,6 +259,7 @@ async def test_a_batch_is_limited_by_the_way_of_its_outputs(flag: int | None, in
         build = PipelineBuilder(options, loaded, predictor, Metrics().of("bert"), executor)
         pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 64))
     assert isinstance(pipeline, PredictivePipeline)
+    assert isinstance(pipeline._scheduler, Scheduler)
     limits = pipeline._scheduler._builder.limits(text(tokens))
     for room, limit in ((0, inline), (2**30, shared), (0, inline)):  # the region exists, then is lost
         predictor.room = room

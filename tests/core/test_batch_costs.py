@@ -16,6 +16,7 @@ from hf_transformer.core.batch import EncodingBatchBuilder, PaddingBuckets, Padd
 from hf_transformer.core.batch_costs import (
     COLD_BATCHES,
     FIRST_FIT,
+    GROUP,
     INITIAL_OVERHEAD,
     MAX_BATCH_OVERHEADS,
     MAX_PADDING_OVERHEADS,
@@ -24,6 +25,7 @@ from hf_transformer.core.batch_costs import (
     BatchTimer,
 )
 from hf_transformer.core.contract import Signature
+from hf_transformer.core.queue import BatchLimits
 from hf_transformer.errors import PredictorUnavailable
 from tests.core.scheduling import MASKED, scheduling, text
 
@@ -49,7 +51,7 @@ def simulate(
     in_flight: list[tuple[float, int, BatchTimer]] = []
     while True:
         while len(in_flight) <= instances and (tokens := next(sizes, None)) is not None:
-            timer = costs.start(now)
+            timer = costs.start(now, tokens)
             free.sort()
             free[0] = max(now, free[0]) + seconds(tokens)
             in_flight.append((free[0], tokens, timer))
@@ -59,7 +61,7 @@ def simulate(
         in_flight.remove(first)
         end, tokens, timer = first
         now = max(now, math.ceil(end / turn) * turn if turn else end)
-        costs.stop(timer, now, tokens)
+        costs.stop(timer, now)
 
 
 def line(overhead: float, per_token: float = 1e-4) -> Callable[[int], float]:
@@ -72,6 +74,25 @@ def test_the_overhead_is_learnt_from_the_times_of_batches(overhead: float, insta
     costs = BatchCosts(instances)
     simulate(costs, SIZES * 4, line(overhead), instances=instances)
     assert costs.overhead == pytest.approx(overhead, rel=0.01)
+
+
+def test_times_on_a_line_outweigh_the_initial_overhead_soon() -> None:
+    costs = BatchCosts(1)
+    simulate(costs, SIZES[:150], line(4000))
+    assert 1500 < costs.overhead < 4000, "by the decay of the initial overhead alone: 803"
+
+
+def test_batches_of_one_size_ask_for_a_small_one_until_the_fixed_cost_is_known() -> None:
+    costs, wanted = BatchCosts(1), []
+    for number in range(FIRST_FIT + 4 * GROUP):
+        wanted.append(costs.wants_small_batch)
+        tokens = 100 if costs.wants_small_batch else 200
+        costs.stop(costs.start(number, tokens), number + line(50)(tokens))
+    first, second = wanted[:FIRST_FIT], wanted[FIRST_FIT:]
+    assert not any(first)
+    assert second[:GROUP] == [True] * GROUP
+    assert not any(second[GROUP:]), "one group of small batches is enough"
+    assert costs.is_fitted
 
 
 HANGING, COLD_START = ([8] * 5, lambda tokens: 60.0), (SIZES[:COLD_BATCHES], lambda tokens: 60.0)
@@ -136,20 +157,61 @@ def test_padding_is_limited_to_half_an_overhead_and_size_to_many() -> None:
     assert costs.allow(100, 100 - padding) and not costs.allow(100, 99 - padding)
     most = MAX_BATCH_OVERHEADS * 20
     assert costs.allow(most, most) and not costs.allow(most + 1, most + 1)
-    for changes in ({"masked": False}, {"length": 16}, {"max_rows": 1}, {"exact_rows": 8}):
-        signature = replace(MASKED, **cast(Any, changes))
-        assert builder_of(BatchCosts(1), signature=signature).costs is None, "lengths are not mixed, or rows are free"
+    for changes in ({"length": 16}, {"exact_rows": 8}):
+        builder = builder_of(BatchCosts(1), signature=replace(MASKED, **cast(Any, changes)))
+        assert builder.limits(text(3)).costs is None, "one length, or rows are free"
 
 
 def test_batches_without_an_answer_teach_nothing_and_free_the_model() -> None:
     costs = BatchCosts(1)
-    first, second, third = (costs.start(0.0) for _ in range(3))
-    costs.stop(second, 1.0)  # given up while the model runs the first
-    costs.stop(first, 2.0)
-    assert third.started == 2.0
-    costs.stop(third, 3.0, 100)
-    assert costs.start(4.0).started == 4.0
-    assert costs.overhead == INITIAL_OVERHEAD
+    first, second, third = (costs.start(0.0, 100) for _ in range(3))
+    costs.stop(second, 1.0, answered=False)  # given up while the model runs the first
+    costs.stop(first, 2.0, answered=False)
+    costs.stop(third, 3.0, answered=False)
+    assert (costs.mean_seconds, costs.fixed_seconds, costs.overhead) == (0.0, 0.0, INITIAL_OVERHEAD)
+    assert costs.first_end() is None, "no instance runs a batch"
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_the_first_end_is_that_of_the_oldest_running_batch(instances: int) -> None:
+    costs = BatchCosts(instances)
+    ended = simulate(costs, SIZES, line(120.0), instances=instances)
+    timers = [costs.start(ended + number, 200) for number in range(instances)]
+    waiting = costs.start(ended + 5, 700)
+    seconds = line(120.0)(200)
+    assert costs.first_end() == pytest.approx((ended + seconds, seconds), rel=0.01)
+    costs.stop(timers[0], ended + 6)
+    for timer in timers[1:]:
+        costs.stop(timer, ended + 6)
+        assert costs.first_end() is None, "an instance is free"
+        costs.start(ended + 7, 700)
+    seconds = line(120.0)(700)
+    assert costs.first_end() == pytest.approx((ended + 6 + seconds, seconds), rel=0.01)
+    costs.stop(waiting, ended + 8)
+
+
+def test_outputs_may_be_larger_while_a_batch_is_mostly_fixed_cost() -> None:
+    limits = BatchLimits(
+        *(64, 10**6, 4000, lambda width: 100 * width), padding=True, costs=BatchCosts(1), max_learnt_output_bytes=8000
+    )
+    costs = cast(BatchCosts, limits.costs)
+    assert limits.allow(4, 10, 40) and not limits.allow(5, 10, 50), "before the first fit"
+    simulate(costs, SIZES, line(60.0))
+    assert limits.allow(5, 10, 50)
+    assert not limits.allow(7, 10, 70), "more tokens than the fixed cost"
+    costs = cast(BatchCosts, replace(limits, costs=BatchCosts(1)).costs)
+    simulate(costs, SIZES, line(4000.0))
+    limits = replace(limits, costs=costs)
+    assert limits.allow(8, 10, 80) and not limits.allow(9, 10, 90), "8,000 bytes"
+    assert not replace(limits, max_learnt_output_bytes=0).allow(5, 10, 50)
+
+
+def test_before_the_first_fit_padding_is_a_share_of_the_batch() -> None:
+    costs = BatchCosts(1)
+    costs.overhead = 10_000.0
+    assert costs.allow(100, 75) and not costs.allow(100, 74)
+    simulate(costs, SIZES, line(10_000.0))
+    assert costs.allow(100, 10)
 
 
 def test_tokens_outweigh_the_overhead_once_it_is_fitted() -> None:
@@ -174,9 +236,9 @@ class RecordedCosts(BatchCosts):
         self.overhead = overhead
         self.tokens: list[int] = []
 
-    def stop(self, timer: BatchTimer, now: float, tokens: int = 0) -> None:
-        self.tokens.append(tokens)
-        super().stop(timer, now, tokens)
+    def stop(self, timer: BatchTimer, now: float, *, answered: bool = True) -> None:
+        self.tokens.append(timer.tokens if answered else 0)
+        super().stop(timer, now, answered=answered)
 
 
 def builder_of(

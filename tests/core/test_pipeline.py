@@ -17,6 +17,7 @@ from hf_transformer.app.loading import load_model
 from hf_transformer.app.pipelines import PipelineBuilder
 from hf_transformer.core import pipeline
 from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline
+from hf_transformer.core.scheduler import Scheduler
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
@@ -225,5 +226,6 @@ async def test_the_wiring_gives_all_pipelines_of_a_model_one_concurrency_limit()
             build(ModelSpec("bert", "1", (ids,), (logits,), rows, instances=instances))
             for rows, instances in ((8, 1), (16, 3))
         ]
-    old, new = (built._scheduler._limit for built in pipelines if isinstance(built, PredictivePipeline))
+    schedulers = (built._scheduler for built in pipelines if isinstance(built, PredictivePipeline))
+    old, new = (scheduler._limit for scheduler in schedulers if isinstance(scheduler, Scheduler))
     assert old is new and new.count == 4, "one more than the model has instances now"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.core.batch_costs import BatchCosts
-from hf_transformer.core.queue import MAX_PADDING, BatchLimits, Queue
+from hf_transformer.core.batch_costs import MAX_PADDING, MAX_PADDING_OVERHEADS, BatchCosts
+from hf_transformer.core.queue import BatchLimits, Queue
 
 UNLIMITED = 10**9
 
@@ -159,7 +159,11 @@ def check_limits(batch: list[Entry], within: BatchLimits) -> None:
     if size > 1:
         assert size <= within.max_rows and size * width <= within.max_tokens
         assert within.allow_in_shared_memory or size * within.output_bytes(width) <= within.max_output_bytes
-        assert sum(entry.length for entry in batch) >= (1 - MAX_PADDING) * width * size
+        tokens = sum(entry.length for entry in batch)
+        if within.costs is None:
+            assert tokens >= (1 - MAX_PADDING) * width * size
+        else:  # learnt costs limit the padding alone
+            assert width * size - tokens <= MAX_PADDING_OVERHEADS * within.costs.overhead
 
 
 def test_the_nearest_lengths_fill_a_batch_up() -> None:

@@ -82,13 +82,15 @@ def predictor_pod(label: str, isvc: dict[str, Any], predictor: dict[str, Any]) -
     if model.get("runtime") not in runtimes():
         return None
     runtime = runtimes()[model["runtime"]]["spec"]
-    formats = {one["name"] for one in runtime["supportedModelFormats"]}
+    formats = {entry["name"] for entry in runtime["supportedModelFormats"]}
     assert model["modelFormat"]["name"] in formats, "KServe refuses a format that the runtime does not list"
     assert model.get("protocolVersion", "v2") in runtime["protocolVersions"]
-    patches = {one["name"]: one for one in predictor.get("containers", [])} | {"kserve-container": model}
+    patches = {entry["name"]: entry for entry in predictor.get("containers", [])} | {"kserve-container": model}
     own = {"modelFormat", "runtime", "runtimeVersion", "storageUri", "protocolVersion"}
     patches["kserve-container"] = {key: value for key, value in model.items() if key not in own}
-    containers = {one["name"]: container_of(one, patches.pop(one["name"], {}), name) for one in runtime["containers"]}
+    containers = {
+        entry["name"]: container_of(entry, patches.pop(entry["name"], {}), name) for entry in runtime["containers"]
+    }
     assert not patches, "a container of the InferenceService that the runtime does not have"
     first = containers["kserve-container"]
     if "runtimeVersion" in model:

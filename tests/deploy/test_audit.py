@@ -69,4 +69,7 @@ def test_findings_exit_with_1_and_a_missing_service_only_with_strict(
     monkeypatch.setattr(audit, "audit", answer)
     monkeypatch.setattr("sys.argv", ["audit", *arguments])
     assert audit.main() == code
-    assert capsys.readouterr().out.startswith(says)
+    said = capsys.readouterr().out
+    assert said.startswith(says)
+    if findings is None:
+        assert "scripts/audit --strict\n" in said and "  pypi: no route\n  osv: no route\n" in said

@@ -16,7 +16,7 @@ import helm_python
 import pytest
 import yaml
 
-from hf_transformer import __version__
+from hf_transformer import RELEASE
 from hf_transformer.commands.export.command import parse as parse_export
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import parse_config
@@ -25,6 +25,8 @@ from tests.support.chart import CHART, LOADER, Rendered, render, values_of
 from tests.support.kubernetes_api import kubernetes_api
 
 ROOT = DEPLOY.parent
+SEMANTIC = re.sub(r"\.dev(\d+)$", r"-dev.\1", RELEASE)
+"""The version in the form that Helm takes."""
 GATEWAY = {"enabled": True, "parentRefs": [{"name": "public", "namespace": "gateways"}]}
 ELSEWHERE = {"triton": {"enabled": False}, "predictor": {"host": "triton.models:8001", "protocol": "grpc-v2"}}
 MODELS = [{"model_name": "bert", "aliases": ["text"]}, {"model_name": "e5", "model_id": "org/e5", "max_model_len": 256}]
@@ -177,7 +179,7 @@ def test_lint_has_no_complaint() -> None:
 
 def test_package_holds_what_a_release_needs(tmp_path: Path) -> None:
     archive = helm_python.package(CHART, destination=tmp_path)
-    assert Path(archive).name == f"hf-transformer-{__version__}.tgz"
+    assert Path(archive).name == f"hf-transformer-{SEMANTIC}.tgz"
     with tarfile.open(archive) as files:
         names = {name.removeprefix("hf-transformer/") for name in files.getnames()}
     assert {"Chart.yaml", "values.yaml", "values.schema.json", "README.md", "files/alerts.yaml"} <= names
@@ -189,8 +191,8 @@ def test_package_holds_what_a_release_needs(tmp_path: Path) -> None:
 
 def test_versions_are_those_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["version"] == chart["appVersion"] == __version__
-    assert render({}).service["image"] == f"hf-transformer:{__version__}"
+    assert (chart["version"], chart["appVersion"]) == (SEMANTIC, RELEASE)
+    assert render({}).service["image"] == f"hf-transformer:{RELEASE}"
 
 
 def test_every_object_fits_its_schema(form: Rendered) -> None:
@@ -228,7 +230,7 @@ def test_arguments_are_a_configuration(form: Rendered, tmp_path: Path) -> None:
         if file.is_relative_to(tmp_path):  # of a Secret or the ConfigMap
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(form.one("ConfigMap")["data"][file.name] if file.name == "models.yaml" else "")
-    environ = {one["name"]: one.get("value", "secret") for one in container["env"]}
+    environ = {entry["name"]: entry.get("value", "secret") for entry in container["env"]}
     configs, notes = ModelEntries(arguments, environ).read()
     _, more = parse_config(arguments, environ)
     assert notes == more == []
@@ -236,7 +238,7 @@ def test_arguments_are_a_configuration(form: Rendered, tmp_path: Path) -> None:
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert grace >= pause + configs[0].grace_period_seconds + 5, "Triton has 5 seconds after the service's end"
     assert configs[0].enable_predictor_health_check
-    port = {one["name"]: one["containerPort"] for one in container["ports"]}
+    port = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
     assert port == {"http": configs[0].http_port} | ({"grpc": configs[0].grpc_port} if configs[0].enable_grpc else {})
     path = f"/v2/models/{configs[0].model_name}/ready" if len(configs) == 1 else "/v2/health/ready"
     scheme = "HTTPS" if configs[0].ssl_certfile else "HTTP"
@@ -307,7 +309,7 @@ def test_ports_of_rules_and_routes_exist(form: Rendered) -> None:
         assert backend == {"name": service["metadata"]["name"], "port": {"name": "http"}}
 
 
-# What single switches do.
+# Single switches
 
 
 def test_defaults_need_no_addon(forms: dict[str, Rendered]) -> None:
@@ -562,12 +564,15 @@ def test_components_together_give_what_their_values_give(tmp_path: Path) -> None
     exec(compile(source, "scripts/chart", "exec"), script)
     components = [name for name in script["COMPONENTS"] if name != "autoscaling"]  # KEDA excludes it
     shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
-    overlay = {"resources": ["../kubernetes"], "components": [f"../kubernetes/components/{one}" for one in components]}
+    overlay = {
+        "resources": ["../kubernetes"],
+        "components": [f"../kubernetes/components/{item}" for item in components],
+    }
     (tmp_path / "overlay").mkdir()
     (tmp_path / "overlay" / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     values = merged(*(script["COMPONENTS"][name][1] for name in components))
     wanted, got = without_helm(render(values)), kustomized(tmp_path / "overlay")
-    assert [identity(one) for one in got] == [identity(one) for one in wanted]
+    assert [identity(item) for item in got] == [identity(item) for item in wanted]
     for mine, theirs in zip(got, wanted, strict=True):
         # A component of its own can't know of TLS in the ServiceMonitor, nor do two add the same rule once.
         if mine["kind"] not in {"NetworkPolicy", "ServiceMonitor"}:

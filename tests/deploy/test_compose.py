@@ -15,7 +15,7 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from hf_transformer import __version__
+from hf_transformer import RELEASE
 from hf_transformer.config.options import parse_config
 from tests.deploy.kserve import runtimes
 from tests.deploy.manifests import DEPLOY, HERE, damaged, flags, load
@@ -49,7 +49,7 @@ def test_images(triton: Any, service: Any) -> None:
     assert in_cluster["image"] == f"{repository}:{tag.removeprefix('${TRITON_TAG:-')[:-1]}"
     context = (DEPLOY / service["build"]["context"]).resolve()
     assert (context / service["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
-    assert service["image"] == f"hf-transformer:{__version__}"
+    assert service["image"] == f"hf-transformer:{RELEASE}"
 
 
 def test_both_read_the_same_model_repository(triton: Any, service: Any) -> None:

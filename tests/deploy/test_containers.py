@@ -67,8 +67,10 @@ def test_two_stages_of_the_same_slim_python(builder: Stage, image: Stage) -> Non
 
 
 def test_builder_installs_a_lock(builder: Stage) -> None:
-    assert builder.values("ARG") == ["LOCK=full"]
-    assert builder.values("RUN") == ['./deploy/image/install /opt/venv "${LOCK}"']  # tests/deploy/test_image.py
+    """And knows the commit, since the context has no git (tests/stable/test_release.py)."""
+    assert builder.values("ARG") == ["LOCK=full", "REVISION="]
+    install = 'SOURCE_REVISION="${REVISION}" ./deploy/image/install /opt/venv "${LOCK}"'
+    assert builder.values("RUN") == [install]  # tests/deploy/test_image.py
 
 
 def test_final_stage_installs_nothing(image: Stage) -> None:
@@ -96,7 +98,7 @@ def test_labels(image: Stage) -> None:
     assert {name.removeprefix(prefix): value for name, value in pairs.items()} == {
         "title": "hf-transformer",
         "description": project["description"],
-        "version": hf_transformer.__version__,
+        "version": hf_transformer.RELEASE,
         "licenses": project["license"],
         "source": "${SOURCE}",
         "documentation": "${SOURCE}",

@@ -66,7 +66,7 @@ def test_picker_reads_gauges_that_the_service_has() -> None:
     (values,) = documents("endpoint_picker.yaml")
     epp, servers = values["router"]["epp"], values["router"]["modelServers"]
     config = yaml.safe_load(epp["pluginsCustomConfig"][epp["pluginsConfigFile"]])
-    plugins = {one["type"]: one.get("parameters", {}) for one in config["plugins"]}
+    plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
     extractor = plugins["core-metrics-extractor"]
     (engine,) = extractor["engineConfigs"]
     assert engine["name"] == extractor["defaultEngine"] == servers["type"]
@@ -75,7 +75,7 @@ def test_picker_reads_gauges_that_the_service_has() -> None:
         assert f"| `{name}` | gauge |" in page
     (profile,) = config["schedulingProfiles"]
     used = [*profile["plugins"], *config["requestHandler"]["parsers"]]
-    assert {one["pluginRef"] for one in used} <= set(plugins)
+    assert {plugin["pluginRef"] for plugin in used} <= set(plugins)
     usual, _ = parse_config(["--predictor_host=x"], {})
     assert servers["targetPorts"] == [{"number": usual.http_port}]
     (route,) = documents("inference_route.yaml")

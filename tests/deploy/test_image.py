@@ -23,7 +23,7 @@ from tests.deploy.manifests import DEPLOY
 
 ROOT = DEPLOY.parent
 IMAGE = DEPLOY / "image"
-VERSION = hf_transformer.__version__
+VERSION = hf_transformer.RELEASE
 LOCKS = {"full": ("transformers", "structured", "otel"), "slim": ("otel",)}
 """The extras in each form of the image."""
 

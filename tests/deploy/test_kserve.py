@@ -12,7 +12,7 @@ import promql_parser
 import pytest
 import yaml
 
-from hf_transformer import __version__
+from hf_transformer import RELEASE
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.core.model import CHECK_TIMEOUT_SECONDS
@@ -97,7 +97,7 @@ def test_each_file_is_there_for_something() -> None:
 
 def test_image_is_that_of_this_version(pod: Pod) -> None:
     service = service_of(pod)
-    assert (service["image"], service["imagePullPolicy"]) == (f"hf-transformer:{__version__}", "IfNotPresent")
+    assert (service["image"], service["imagePullPolicy"]) == (f"hf-transformer:{RELEASE}", "IfNotPresent")
     assert "command" not in service, "the image's entrypoint takes the arguments"
     assert service["securityContext"] == RIGHTS
 
@@ -106,7 +106,7 @@ def test_pages_and_manifests_name_this_version() -> None:
     texts = [path.read_text() for path in (DEPLOY / "kserve").glob("*.yaml")]
     texts += [(DEPLOY / "compose.yaml").read_text(), (DEPLOY.parent / "docs" / "coming_from_kserve.md").read_text()]
     tags = [tag for text in texts for tag in re.findall(r"image: hf-transformer:(\S+)", text)]
-    assert len(tags) >= 6 and set(tags) == {__version__}
+    assert len(tags) >= 6 and set(tags) == {RELEASE}
 
 
 def test_arguments_are_strict(pod: Pod) -> None:
@@ -171,7 +171,7 @@ def test_cache_lies_on_a_writable_volume(pod: Pod) -> None:
     assert environment.get("OTEL_SERVICE_NAME", name) == name
 
 
-@pytest.mark.parametrize("pod", [one for one in pods().values() if one.triton], ids=lambda one: one.name)
+@pytest.mark.parametrize("pod", [item for item in pods().values() if item.triton], ids=lambda item: item.name)
 def test_triton_serves_this_pod_alone_and_shares_its_memory(pod: Pod) -> None:
     service, triton, config = service_of(pod), pod.triton, config_of(pod)
     assert triton is not None and triton["args"][0] == "tritonserver"
@@ -185,7 +185,7 @@ def test_triton_serves_this_pod_alone_and_shares_its_memory(pod: Pod) -> None:
     assert options["model-repository"] == MODELS
     assert (config.model_repository, config.models) in {(MODELS, None), (None, "/config/models.yaml")}
     assert SHARED in triton["volumeMounts"] and SHARED in service["volumeMounts"]
-    (memory,) = (one["emptyDir"] for one in pod.spec["volumes"] if one["name"] == SHARED["name"])
+    (memory,) = (item["emptyDir"] for item in pod.spec["volumes"] if item["name"] == SHARED["name"])
     assert memory["medium"] == "Memory"
     room = mebibytes(memory["sizeLimit"]) * MIB
     limit = mebibytes(service["resources"]["limits"]["memory"]) * MIB
@@ -254,13 +254,13 @@ def test_service_of_its_own_calls_the_other_inference_service() -> None:
 
 def test_runtimes_are_chosen_by_name_only() -> None:
     for name, runtime in runtimes().items():
-        assert not any(one.get("autoSelect") for one in runtime["spec"]["supportedModelFormats"]), name
+        assert not any(entry.get("autoSelect") for entry in runtime["spec"]["supportedModelFormats"]), name
         annotations = runtime["spec"]["annotations"]
         assert annotations == {"prometheus.kserve.io/port": "8080", "prometheus.kserve.io/path": "/metrics"}
     (alone,) = runtimes()["hf-transformer"]["spec"]["containers"]
     triton, ours = runtimes()["hf-transformer-triton"]["spec"]["containers"]
     assert (alone["name"], triton["name"], ours["name"]) == ("kserve-container",) * 2 + ("transformer-container",)
-    assert [one for one in ours["env"] if one["name"] != "HF_TRANSFORMER_MODEL_REPOSITORY"] == alone["env"]
+    assert [entry for entry in ours["env"] if entry["name"] != "HF_TRANSFORMER_MODEL_REPOSITORY"] == alone["env"]
     for field in ("image", "imagePullPolicy", "ports", "startupProbe", "livenessProbe", "readinessProbe"):
         assert ours[field] == alone[field], field
 
@@ -278,7 +278,7 @@ def test_rest_and_grpc_transformers_differ_in_the_protocol_only() -> None:
     assert grpc == rest
 
 
-# What KServe's webhook refuses, and the schema does not.
+# Values that KServe's webhook refuses and the schema allows.
 
 
 @pytest.mark.parametrize("isvc", list(SERVICES.values()), ids=list(SERVICES))
@@ -356,7 +356,7 @@ def test_pods_are_scraped_by_their_port() -> None:
 
 
 def test_policies_let_the_transformer_alone_to_triton() -> None:
-    policies = {one["metadata"]["name"]: one["spec"] for one in documents() if one["kind"] == "NetworkPolicy"}
+    policies = {item["metadata"]["name"]: item["spec"] for item in documents() if item["kind"] == "NetworkPolicy"}
     transformer, predictor = policies["huggingface-triton-transformer"], policies["huggingface-triton-predictor"]
     (rule,) = predictor["ingress"]
     assert rule["from"] == [{"podSelector": transformer["podSelector"]}]
@@ -364,4 +364,4 @@ def test_policies_let_the_transformer_alone_to_triton() -> None:
     assert towards["to"] == [{"podSelector": predictor["podSelector"]}]
     assert towards["ports"] == rule["ports"]
     named = set(transformer["podSelector"]["matchExpressions"][0]["values"])
-    assert named == {one["metadata"]["name"] for one in SERVICES.values() if "transformer" in one["spec"]}
+    assert named == {item["metadata"]["name"] for item in SERVICES.values() if "transformer" in item["spec"]}

@@ -374,7 +374,7 @@ def test_scalers_and_routers_are_told_metrics_that_there_are(series: dict[str, d
 @pytest.mark.slow
 def test_variables_are_labels_and_bounds(series: dict[str, dict[str, set[str]]]) -> None:
     listed = dashboard()["templating"]["list"]
-    asked = {one["name"]: one["query"]["query"] for one in listed if one["type"] == "query"}
+    asked = {variable["name"]: variable["query"]["query"] for variable in listed if variable["type"] == "query"}
     assert list(asked) == ["namespace", "job", "model", "pod"]
     for name, query in asked.items():
         found = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
@@ -382,7 +382,11 @@ def test_variables_are_labels_and_bounds(series: dict[str, dict[str, set[str]]])
         assert found[2].removesuffix("_name") == name
         (selector,) = selectors(found[1])
         assert selector.name in series
-    fixed = {one["name"]: {option["value"] for option in one["options"]} for one in listed if one["type"] == "custom"}
+    fixed = {
+        variable["name"]: {option["value"] for option in variable["options"]}
+        for variable in listed
+        if variable["type"] == "custom"
+    }
     assert fixed.pop("threshold") <= series["hf_transformer_request_seconds_bucket"]["le"]
     assert set(fixed) == {"objective", "latency_objective"}
     assert all(0 < float(value) < 1 for values in fixed.values() for value in values)

@@ -279,7 +279,7 @@ def test_an_answer_shows_the_names_of_labels(answer: Json, expected: Json) -> No
 
 IDS, MASK = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("attention_mask", "INT64", (-1,))
 LOGITS = TensorSpec("logits", "FP32", (-1, 1024))
-GOOD = ModelSpec("bert", "1", (IDS, MASK), (LOGITS,), 8, dynamic_batching=True)
+GOOD = ModelSpec("bert", "1", (IDS, MASK), (LOGITS,), 8, instances=1, dynamic_batching=True)
 LARGER = replace(GOOD, outputs=(TensorSpec("logits", "FP32", (-1, 1200)),))
 
 

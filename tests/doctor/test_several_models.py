@@ -109,11 +109,11 @@ def test_json_has_the_flags_and_an_object_for_each_model(tmp_path: Path, capsys:
     [flags] = result.pop("results")
     assert result == {"version": __version__, "exit_code": 2}
     assert (flags["name"], flags["status"]) == ("flags", "ok")
-    assert [(one["model"], one["exit_code"]) for one in models_of] == [("one", 2), ("two", 2), ("three", 2)]
-    for one in models_of:
-        assert one.keys() == {"version", "model", "exit_code", "results"}
-        assert [finding["name"] for finding in one["results"]] == NAMES[1:]
-        assert [finding["name"] for finding in one["results"] if finding["status"] == "failed"] == ["connection"]
+    assert [(report["model"], report["exit_code"]) for report in models_of] == [("one", 2), ("two", 2), ("three", 2)]
+    for report in models_of:
+        assert report.keys() == {"version", "model", "exit_code", "results"}
+        assert [finding["name"] for finding in report["results"]] == NAMES[1:]
+        assert [finding["name"] for finding in report["results"] if finding["status"] == "failed"] == ["connection"]
 
 
 @pytest.mark.parametrize(("more", "code"), [([], 0), (["--strict"], 0), (["--typo"], 0), (["--typo", "--strict"], 1)])

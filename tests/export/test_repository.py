@@ -205,6 +205,15 @@ GRAPHS = {
         [ENCODER[0], GraphTensor("decoder_input_ids", (BATCH, SEQUENCE), "INT64")],
         [GraphTensor("logits", (BATCH, DECODED, 600))],
     ),
+    "zero_shot_token_classification": (
+        [
+            *ENCODER[:2],
+            GraphTensor("text_lengths", (BATCH, 1), "INT64"),
+            GraphTensor("span_idx", (BATCH, "spans", 2), "INT64"),
+            GraphTensor("span_mask", (BATCH, "spans"), "BOOL"),
+        ],
+        [GraphTensor("logits", (BATCH, "words", 12, "labels"))],
+    ),
 }
 """Inputs and outputs of graphs."""
 COMMENTED = re.compile(r"^( *)#   (.*)$", re.MULTILINE)
@@ -292,6 +301,13 @@ def test_commented_settings_are_valid(tmp_path: Path, form: str, batching: bool)
     assert set(warmup["inputs"]) == {tensor["name"] for tensor in plain["input"]} and warmup["batch_size"] == 1
     assert {tuple(tensor["dims"]) for tensor in warmup["inputs"].values()} == {("16",)}
     assert ("default_queue_policy" in switched_on["dynamic_batching"]) is batching
+
+
+def test_a_model_of_words_has_no_warm_up_of_zeros() -> None:
+    """Zeros are no words: text_lengths of 0 end the execution."""
+    task = "zero_shot_token_classification"
+    assert "model_warmup" in config_pbtxt(*GRAPHS["fill_mask"], settings(), "fill_mask")
+    assert "warm" not in config_pbtxt(*GRAPHS[task], settings(), task)
 
 
 @pytest.mark.slow

@@ -50,11 +50,11 @@ def row(title: str, results: Sequence[Result]) -> str:
 
 def table(results: Sequence[Result]) -> str:
     rows = [
-        row(title, [one for one in results if one.fault == name])
+        row(title, [result for result in results if result.fault == name])
         for name, title in TITLES.items()
-        if any(one.fault == name for one in results)
+        if any(result.fault == name for result in results)
     ]
-    total = [Result("", "", one.records) for one in results]
+    total = [Result("", "", result.records) for result in results]
     return "\n".join([HEAD, *rows, row("**all**", total)])
 
 

@@ -173,7 +173,19 @@ def regions(service: Service) -> list[Path]:
 
 
 def workers_of(service: Service) -> list[int]:
-    return [pid for pid in members(service.process.pid, "spawn_main") if pid != service.process.pid]
+    """The workers that have started."""
+    return _started(service, "server")
+
+
+def batcher_of(service: Service) -> int:
+    """The process that forms the batches of the workers, once it has started."""
+    [pid] = _started(service, "batcher")
+    return pid
+
+
+def _started(service: Service, kind: str) -> list[int]:
+    started = {int(pid) for pid in re.findall(rf"Started {kind} process \[(\d+)\]", service.log)}
+    return [pid for pid in members(service.process.pid, "spawn_main") if pid in started]
 
 
 def kill(pid: int) -> None:

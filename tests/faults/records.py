@@ -43,8 +43,11 @@ def recovery(records: Collection[Record], ended: float) -> tuple[float, float] |
 
     None while the last 200 requests since then are not yet so.
     """
-    after = sorted((one for one in records if one.ended >= ended and one.kind in COUNTED), key=lambda one: one.ended)
-    bad = [one.kind != "right" for one in after]
+    after = sorted(
+        (record for record in records if record.ended >= ended and record.kind in COUNTED),
+        key=lambda record: record.ended,
+    )
+    bad = [record.kind != "right" for record in after]
     if len(after) < LEAST_AFTER or sum(bad[-LEAST_AFTER:]) > (1 - RECOVERED) * LEAST_AFTER:
         return None
     start, wrong = len(after), 0
@@ -52,7 +55,7 @@ def recovery(records: Collection[Record], ended: float) -> tuple[float, float] |
         wrong += bad[index]
         if not bad[index] and wrong <= (1 - RECOVERED) * (len(after) - index):
             start = index
-    first = next(one.ended for one in after if one.kind == "right")
+    first = next(record.ended for record in after if record.kind == "right")
     return first - ended, after[start].ended - ended
 
 

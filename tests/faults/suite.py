@@ -194,7 +194,8 @@ class Suite:
         """Waits for it: after a restart of the predictor it takes some seconds. True where it is not wanted."""
         if not self._environment.setup.shared_memory:
             return True
-        return poll(lambda: service.metric("hf_transformer_shared_memory_registered") == 1, REGISTER_SECONDS)
+        # With workers the batcher tells it, within a second.
+        return poll(lambda: service.metric("hf_transformer_shared_memory_registered", 0) == 1, REGISTER_SECONDS)
 
     def _after(self, fault: Fault, scene: Scene) -> list[str]:
         fault.restore(scene)
@@ -256,12 +257,15 @@ def drain(environment: FaultEnvironment, *flags: str) -> Result:
         records = load.end()
         environment.control()
     problems += end(service)
-    accepted = [one for one in records if one.sent < signalled - ACCEPTED_SECONDS]
-    if not any(one.ended > signalled for one in accepted):
+    accepted = [record for record in records if record.sent < signalled - ACCEPTED_SECONDS]
+    if not any(record.ended > signalled for record in accepted):
         problems.append("no request was under way at the signal")
     for kind, wrong in (
-        ("accepted and not answered", [one for one in accepted if one.kind not in ("right", "left", "own deadline")]),
-        ("never allowed", [one for one in records if one.kind in ("wrong", "hang", "bad error")]),
+        (
+            "accepted and not answered",
+            [record for record in accepted if record.kind not in ("right", "left", "own deadline")],
+        ),
+        ("never allowed", [record for record in records if record.kind in ("wrong", "hang", "bad error")]),
     ):
         if wrong:
             problems.append(f"{len(wrong)} x {kind}: {examples(wrong)}")

@@ -190,3 +190,11 @@ def test_only_prefixes_of_stop_strings_are_held_back(text: str, wanted: list[str
 def test_replacing_in_a_stream_equals_str_replace(text: str, old: str, cuts: list[int]) -> None:
     replacing = StreamReplacer(old, "X")
     assert "".join([*map(replacing.push, chunks(text, cuts)), replacing.held]) == text.replace(old, "X")
+
+
+def test_delimiters_that_are_special_tokens_are_a_part_of_the_text() -> None:
+    tokenizer = load(Path("deploy/model_repository/gpt2"))
+    special, word = tokenizer.skipped_tokens()["<|im_end|>"], ids_of(tokenizer, "Paris")
+    given = [Step((*word, special, *word), finish="stop")]
+    assert text_of(assemble(tokenizer, given)) == "ParisParis"
+    assert text_of(assemble(tokenizer, given, shown_tokens=frozenset([special]))) == "Paris<|im_end|>Paris"

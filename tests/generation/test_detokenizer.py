@@ -152,3 +152,28 @@ def test_text_and_bytes_of_single_tokens(tokenizers: Tokenizers, name: str, toke
     number = tokenizer.token_to_id(token)
     assert number is not None
     assert Vocabulary(tokenizer).text_and_bytes(number) == (text, raw)
+
+
+@pytest.mark.parametrize("name", [*ALL])
+def test_shown_tokens_are_a_part_of_the_text(tokenizers: Tokenizers, name: str) -> None:
+    tokenizer, _ = tokenizers(name)
+    vocabulary = Vocabulary(tokenizer)
+    special = tokenizer.skipped_tokens()
+    assert all(vocabulary.is_special(number) for number in special.values())
+    ids = tokenizer.encode(["capital of france"])[0].ids
+    plain = [token for token in ids if not vocabulary.is_special(token)]
+    for text, token in special.items():
+        detokenizer = vocabulary.continue_text(plain, frozenset([token]))
+        pieces = [detokenizer.push(number) for number in (*plain, token, *plain, *special.values())]
+        whole = "".join([*pieces, detokenizer.flush()])
+        assert whole.replace(text, "") == "".join(written(vocabulary, [*plain, *plain], plain))
+        assert whole.count(text) == 2
+
+
+def test_a_shown_token_follows_an_incomplete_character(tokenizers: Tokenizers) -> None:
+    tokenizer, _ = tokenizers("gpt2")
+    vocabulary = Vocabulary(tokenizer)
+    [(text, token), *_] = tokenizer.skipped_tokens().items()
+    first = next(n for n in range(tokenizer.vocab_size) if vocabulary.byte_string(n) == b"\xe2")
+    detokenizer = vocabulary.continue_text((), frozenset([token]))
+    assert [detokenizer.push(first), detokenizer.push(token), detokenizer.flush()] == ["", "\ufffd" + text, ""]

@@ -14,21 +14,27 @@ import pytest
 import pytest_asyncio
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, TooManyRequests
+from hf_transformer.generation.call_forms import HERMES, CallForm
 from hf_transformer.generation.children import ChildPool
-from hf_transformer.generation.constraint import Constraint, call_text, read_structured_outputs
+from hf_transformer.generation.constraint import Constraint, read_structured_outputs
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.grammar_memory import CompiledGrammar, GrammarMemory
 from hf_transformer.generation.grammars import LEXER_STATES, MAX_LEXER_STATES, STATE_BYTES
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.masks import ROW_BYTES_PER_SECOND, GrammarCompiler, Sandbox
+from hf_transformer.generation.responses.families import compose
+from hf_transformer.generation.responses.model import ModelResponses
+from hf_transformer.generation.responses.template import compile_template
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Outputs
-from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.tensors import Array, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types.tokenization import Tokenization
 from tests.generation.hostile_constraints import COMPILED
 from tests.generation.scripted_models import settings, steps
 from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
+from tests.support.triton_repository import DEMO_MODELS
 
 # One event loop, since the tests share the processes of `children`.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -232,12 +238,11 @@ async def test_what_does_not_compile_is_refused_with_the_reason(
 def tool(answer: Any = None) -> Constraint:
     properties = {"n": {"enum": [1, 2]}}
     arguments = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
-    return Constraint.of("tool", [{"add": arguments, "other": arguments}, answer])
+    return Constraint.of_tools({"add": arguments, "other": arguments}, answer)
 
 
 async def test_calls_of_tools_or_an_answer(constrained: Callable[..., Constrained]) -> None:
-    _, end = call_text("add")
-    calls = {f'{call_text(name)[0]}{{"n": {n}}}{end}' for name in ("add", "other") for n in (1, 2)}
+    calls = {f'{HERMES.begin(name)}{{"n": {n}}}{HERMES.tail}' for name in ("add", "other") for n in (1, 2)}
     answered = set()
     for seed in range(12):
         text, finish = await constrained(seed=seed).said(tool({"const": "no"}), seed=seed, max_tokens=100)
@@ -263,6 +268,94 @@ async def test_free_text_with_a_call(constrained: Callable[..., Constrained]) ->
     text, _ = await constrained(logits=logits).said(tool(), greedy=True, max_tokens=60)
     assert text.startswith('ok <tool_call>\n{"name": "add", "arguments":')
     assert re.search(r'"n":\s*[12]', text), text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "writes", "expected"),
+    [
+        ("<think>\n", "Hm, {[ </think>no", r"Hm, \{\[ </think>[12]"),
+        ("", "<think>Hm.</think>no", r"<think>Hm\.</think>[12]"),
+        ("", "<think>a</think><think>b</think>no", r"<think>a</think><think>b</think>[12]"),
+        ("", "Hm no", "[12]"),
+        ("", "< think", "</think>[12]"),
+        ("<think></think>", "<think>Hm.</think>no", "[12]"),
+    ],
+)
+async def test_a_constraint_begins_after_the_reasoning(
+    constrained: Callable[..., Constrained], prompt: str, writes: str, expected: str
+) -> None:
+    responses = ModelResponses(compile_template(compose("hermes", "think"), "test"), {})
+    wanted = constrained().tokenizer.encode([writes])[0].ids
+    size = constrained().tokenizer.vocab_size
+
+    def logits(length: int) -> Array:
+        row = np.zeros(size)
+        row[wanted[min(length, len(wanted)) - 1]] = 100.0
+        return row
+
+    made = constrained(logits=logits)
+    text, finish = await made.said(
+        Constraint.of("regex", "[12]"),
+        greedy=True,
+        max_tokens=60,
+        reasoning=lambda: responses.prefix(f"<|im_start|>assistant\n{prompt}"),
+    )
+    assert re.fullmatch(expected, text) and finish == "stop"
+
+
+async def test_a_call_may_begin_in_the_delimiters_before_it(constrained: Callable[..., Constrained]) -> None:
+    """Harmony's calls and answers have the same beginning, and the mask has to know it for a call."""
+    responses = ModelResponses(compile_template(compose("gpt_oss", "gpt_oss"), "test"), {})
+    form = responses.strict_form
+    assert form is not None
+    reasoning = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    begin = reasoning + form.begin("add")
+    whole = Tokenization(whole=True, special_tokens=False)
+    wanted = constrained().tokenizer.encode_windows([begin + '{"n": 9}<|call|>'], whole)[0][0].ids
+    size, eos = constrained().tokenizer.vocab_size, constrained().eos
+
+    def logits(length: int) -> Array:
+        row = np.zeros(size)
+        row[wanted[length - 1] if length <= len(wanted) else eos] = 100.0
+        return row
+
+    arguments = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    text, _ = await constrained(logits=logits).said(
+        Constraint.of_tools({"add": {**arguments, "additionalProperties": False}}, None, form),
+        greedy=True,
+        max_tokens=120,
+        reasoning=lambda: responses.prefix("<|end|><|start|>assistant"),
+    )
+    assert text.startswith(begin) and re.match(r'\{\s*"n":\s*[12]\s*\}<\|call\|>', text.removeprefix(begin)), text
+
+
+async def test_delimiters_that_are_special_tokens_are_written(executor: ThreadPoolExecutor, sandbox: Sandbox) -> None:
+    folder = DEMO_MODELS / "gpt2"
+    gpt2 = load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
+    begin, end = (gpt2.token_to_id(name) for name in ("<|im_start|>", "<|endoftext|>"))
+    assert begin is not None
+    form = CallForm("<|im_start|>", "{name} ", "")
+    constraint = Constraint.of_tools({"f": {"enum": [{}]}}, None, form, [begin])
+    wanted = [begin, *gpt2.encode(["f {}"])[0].ids]
+
+    def logits(length: int) -> Array:
+        row = np.zeros(gpt2.vocab_size)
+        row[wanted[length - 1] if length <= len(wanted) else end] = 100.0
+        return row
+
+    made = Constrained(gpt2, executor, sandbox, logits=logits)
+    found = await made.steps(constraint, greedy=True, max_tokens=20)
+    assert [token for step in found for token in step.ids] == wanted
+
+
+async def test_no_end_token_ends_the_reasoning(constrained: Callable[..., Constrained]) -> None:
+    """Otherwise the answer would not have the form."""
+    responses = ModelResponses(compile_template(compose("hermes", "think"), "test"), {})
+    size, eos = constrained().tokenizer.vocab_size, constrained().eos
+    made = constrained(logits=lambda length: 100.0 * (np.arange(size) == eos))
+    prefix = lambda: responses.prefix("<|im_start|>assistant\n<think>")  # noqa: E731
+    found = await made.steps(Constraint.of("regex", "[12]"), greedy=True, max_tokens=8, reasoning=prefix)
+    assert found[-1].finish == "length" and len(found) == 8
 
 
 async def test_compiled_constraints_are_cached(gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox) -> None:

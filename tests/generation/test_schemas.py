@@ -20,13 +20,13 @@ from tests.generation.test_masks import Constrained
 # One event loop, since the tests share the processes of `children`.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-COUNT, PARTS = 200, 4
+COUNT, PARTS = 100, 4
 MOST_SECONDS = 60.0
 """Far above what any schema takes; without bounds some take hours."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-async def test_texts_of_200_schemas_validate(
+async def test_texts_of_100_schemas_validate(
     gpt2: Tokenizer, executor: ThreadPoolExecutor, sandbox: Sandbox, part: int
 ) -> None:
     made, finished = Constrained(gpt2, executor, sandbox, seed=part), 0

@@ -12,6 +12,9 @@ import pytest
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.constraint import Constraint
+from hf_transformer.generation.responses.families import compose
+from hf_transformer.generation.responses.model import ModelResponses
+from hf_transformer.generation.responses.template import compile_template
 from hf_transformer.generation.text import PromptRemover, TextGenerator, TokenCounter, leading_token
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -127,6 +130,13 @@ async def test_vllm_gets_sampling_parameters_as_json(harness: TextModelHarness) 
     }
 
 
+async def test_vllm_shows_the_special_tokens_of_a_response_template(harness: TextModelHarness) -> None:
+    sampling = Sampling(max_tokens=5, greedy=True, shown_tokens=frozenset([3]))
+    await harness.read(VLLM, text("", finish_reason="stop"), sampling=sampling)
+    sent = orjson.loads(harness.predictor.calls[-1].sent["sampling_parameters"][0])
+    assert sent == {"max_tokens": 5, "temperature": 0.0, "skip_special_tokens": False}
+
+
 CITY = {"type": "object", "properties": {"b": {}, "a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"const": "é"}}}
 CITY_TEXT = '{"type":"object","properties":{"b":{},"a":{"$ref":"#/$defs/x"}},"$defs":{"x":{"const":"é"}}}'
 TAGS: Any = {"type": "tag", "begin": '<tool_call>\n{"name": "f", "arguments": ', "end": "}\n</tool_call>"}
@@ -158,7 +168,7 @@ async def test_vllm_gets_a_form_as_json_text_inside_the_json(
 
 @pytest.mark.parametrize("answer", [None, CITY], ids=["free text", "an answer of a schema"])
 async def test_vllm_gets_a_structural_tag_for_calls(harness: TextModelHarness, answer: Any) -> None:
-    constraint = Constraint.of("tool", [{"f": CITY}, answer])
+    constraint = Constraint.of_tools({"f": CITY}, answer)
     sampling = Sampling(max_tokens=5, greedy=True, constraint=constraint, names={"constraint": "tools"})
     await harness.read(VLLM, text("a", finish_reason="stop"), sampling=sampling)
     [parameters] = harness.predictor.calls[-1].sent["sampling_parameters"]
@@ -173,6 +183,70 @@ async def test_vllm_gets_a_structural_tag_for_calls(harness: TextModelHarness, a
     older = harness.generator(VLLM, structured_output_form="guided_decoding")
     with pytest.raises(InvalidInput, match="need --structured_output_form=structured_outputs"):
         await older.prepare(sampling)
+
+
+THOUGHT = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+ANSWER = {"type": "regex", "pattern": "[0-9]+"}
+REASONED = [
+    ("think", "<|im_start|>assistant\n<think>\n", {"type": "sequence", "elements": [THOUGHT, ANSWER]}),
+    (
+        "think",
+        "<|im_start|>assistant\n",
+        {
+            "type": "or",
+            "elements": [ANSWER, {"type": "sequence", "elements": [{**THOUGHT, "begin": "<think>"}, ANSWER]}],
+        },
+    ),
+    ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", None),
+    (
+        "gpt_oss",
+        "<|end|><|start|>assistant<|channel|>analysis<|message|>",
+        {
+            "type": "sequence",
+            "elements": [
+                {**THOUGHT, "end": "<|end|>"},
+                {"type": "const_string", "value": "<|start|>assistant<|channel|>final<|message|>"},
+                ANSWER,
+            ],
+        },
+    ),
+]
+"""The reasoning's part, the end of the prompt, and the structural tag; None for the constraint alone."""
+
+
+@pytest.mark.parametrize(("reasoning", "prompt", "expected"), REASONED)
+@pytest.mark.parametrize("by", ["grammar", "engine"])
+async def test_vllm_learns_that_a_constraint_begins_after_the_reasoning(
+    harness: TextModelHarness, by: Any, reasoning: str, prompt: str, expected: Any
+) -> None:
+    """With --structured_output_reasoning=engine, the engine's reasoning parser knows it."""
+    calls = "gpt_oss" if reasoning == "gpt_oss" else "hermes"
+    responses = ModelResponses(compile_template(compose(calls, reasoning), "test"), {})
+    made = harness.generator(VLLM, text("a", finish_reason="stop"), structured_output_reasoning=by)
+    constraint = Constraint.of("regex", "[0-9]+")
+    await steps(made, PROMPT, Sampling(max_tokens=5, constraint=constraint, reasoning=lambda: responses.prefix(prompt)))
+    [parameters] = harness.predictor.calls[-1].sent["sampling_parameters"]
+    sent = orjson.loads(orjson.loads(parameters)["structured_outputs"])
+    if by == "engine" or expected is None:
+        assert sent == {"regex": "[0-9]+"}
+    else:
+        assert orjson.loads(sent["structural_tag"]) == {"type": "structural_tag", "format": expected}
+
+
+@pytest.mark.parametrize(
+    ("form", "by", "reasons"),
+    [
+        ("structured_outputs", "grammar", True),
+        ("structured_outputs", "engine", True),
+        ("guided_decoding", "grammar", False),
+        ("guided_decoding", "engine", True),
+    ],
+)
+def test_an_engine_that_holds_the_constraint_from_the_first_token(
+    harness: TextModelHarness, form: Any, by: Any, reasons: bool
+) -> None:
+    made = harness.generator(VLLM, structured_output_form=form, structured_output_reasoning=by)
+    assert made.reasons_first is reasons
 
 
 GUIDED = model(
@@ -204,7 +278,7 @@ async def test_tensorrt_llm_gets_a_guide(harness: TextModelHarness, kind: Any, s
 
 
 async def test_who_cannot_hold_a_form_says_so(harness: TextModelHarness) -> None:
-    tool = Sampling(constraint=Constraint.of("tool", [{"f": CITY}, None]), names={"constraint": "tools"})
+    tool = Sampling(constraint=Constraint.of_tools({"f": CITY}, None), names={"constraint": "tools"})
     with pytest.raises(InvalidInput, match="no form for calls next to other text"):
         await harness.generator(GUIDED).prepare(tool)
     cases: list[tuple[ModelSpec, dict[str, Any]]] = [(PLAIN, {}), (ENSEMBLE, {})]

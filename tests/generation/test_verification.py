@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.call_forms import HERMES
 from hf_transformer.generation.children import ChildPool
-from hf_transformer.generation.constraint import Constraint, call_text
+from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.masks import Sandbox
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.generation.validation import problem
@@ -26,8 +27,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x+x+)+y$"}}, "required": ["a"]}
-ADD = call_text("add")
-TOOL = [{"add": SCHEMA}, SCHEMA]
+ADD = HERMES.begin("add"), HERMES.tail
+FORM = [HERMES.trigger, HERMES.head, HERMES.tail]
+TOOL = [{"add": SCHEMA}, SCHEMA, FORM]
 
 
 CASES: list[tuple[Any, Any, str, str]] = [
@@ -46,10 +48,10 @@ CASES: list[tuple[Any, Any, str, str]] = [
     ("grammar", 'start: "a" | "b"', "bb", "it does not match the grammar"),
     ("tool", TOOL, f'{ADD[0]}{{"a": 1}}{ADD[1]}', ""),
     ("tool", TOOL, f"{ADD[0]}{{}}{ADD[1]}", "the arguments of add: $: the value breaks the schema's 'required'"),
-    ("tool", TOOL, '<tool_call>{"name": "sub", "arguments": {}}</tool_call>', "it calls a tool that the request"),
+    ("tool", TOOL, '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>', "it calls a tool that the request"),
     ("tool", TOOL, '{"a": 1}', ""),
     ("tool", TOOL, "no", "invalid JSON"),
-    ("tool", [{"add": SCHEMA}, None], "no", ""),
+    ("tool", [{"add": SCHEMA}, None, FORM], "no", ""),
 ]
 
 
@@ -158,7 +160,7 @@ BAD: dict[str, Any] = {
 async def test_a_bad_schema_is_400_with_its_field_and_leaves_the_log_empty(
     sandbox: Sandbox, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for constraint in (Constraint.of("json_schema", BAD[name]), Constraint.of("tool", [{"f": BAD[name]}, None])):
+    for constraint in (Constraint.of("json_schema", BAD[name]), Constraint.of_tools({"f": BAD[name]}, None)):
         text = '{"a": 1}' if constraint.kind == "json_schema" else f'{ADD[0].replace("add", "f")}{{"a": 1}}{ADD[1]}'
         verifier = Verifier(sandbox.children)
         try:

@@ -24,6 +24,7 @@ MODELS = {
     "minibert_mean": "text_embedding",
     "cross": "rerank",
     "sentiment": "sequence_classification",
+    "ner": "token_classification",
     "gpt2": "text_generation",
 }
 """The models of these tests, with their tasks."""
@@ -32,6 +33,7 @@ V1_INSTANCES: Mapping[str, Any] = {
     "minibert_mean": "The cat sleeps on the sofa.",
     "cross": {"query": "Who cooks?", "texts": ["They cook dinner."]},
     "sentiment": "The hotel was wonderful.",
+    "ner": "Anna lives in Berlin.",
     "gpt2": "The capital of france is",
 }
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -69,6 +71,7 @@ def _generation(model: str) -> Iterator[Route]:
         yield from _named(model, f"{prefix}/completions", prompt="Hi", max_tokens=2, stream=stream)
         yield from _named(model, f"{prefix}/chat/completions", messages=CHAT, max_tokens=2, stream=stream)
         yield from _named(model, f"{prefix}/responses", input="Hi", max_output_tokens=2, store=False, stream=stream)
+        yield from _named(model, "/v1/messages", messages=CHAT, max_tokens=2, stream=stream)
     yield from _named(model, "/generative_scoring", query="Is it good?", items=[" yes"], label_token_ids=[5, 6])
 
 
@@ -97,11 +100,22 @@ def routes() -> list[Route]:
     cold_routes = [*_generation("gpt2"), *_embedding("minibert_mean"), *_reranking("cross")]
     cold_routes += _named("sentiment", "/predict", "/", "/invocations", inputs="The hotel was wonderful.")
     cold_routes += _named("sentiment", "/vertex", instances=[{"inputs": "The hotel was wonderful."}])
+    cold_routes += _named("sentiment", "/openai/v1/moderations", input="The hotel was wonderful.")
+    cold_routes += _named("ner", "/analyze", text="Anna lives in Berlin.", language="en")
     cold_routes += _named("sentiment", "/classify", "/v1/classify", input="The hotel was wonderful.")
     cold_routes += _named("minibert_mean", "/tokenize", asks=False, inputs="x")
     cold_routes += _named("gpt2", "/tokenize", asks=False, prompt="x")
     cold_routes += _named("gpt2", "/v1/completions/render", asks=False, prompt="x")
     cold_routes += _named("gpt2", "/v1/chat/completions/render", asks=False, messages=CHAT)
+    cold_routes += _named("gpt2", "/v1/messages/render", asks=False, messages=CHAT, max_tokens=2)
+    cold_routes += _named("gpt2", "/v1/messages/count_tokens", asks=False, messages=CHAT)
+    cold_routes += _named("gpt2", "/v1/responses/render", asks=False, input="Hi")
+    ids = {"choices": [{"index": 0, "token_ids": [5, 6]}]}
+    cold_routes += _named("gpt2", "/v1/completions/derender", asks=False, generate_responses=[ids])
+    asked = {"messages": CHAT}
+    cold_routes += _named(
+        "gpt2", "/v1/chat/completions/derender", asks=False, generate_response=ids, chat_request=asked
+    )
     cold_routes += _named("minibert_mean", "/decode", asks=False, ids=[5, 6])
     cold_routes += _named("minibert_mean", "/detokenize", asks=False, tokens=[5, 6])
     for model, instance in V1_INSTANCES.items():

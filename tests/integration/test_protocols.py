@@ -164,13 +164,14 @@ def test_numbers_have_kserves_shapes(serve: Serve, model: str, form: str) -> Non
     predictions = service.predict(texts, {form: True})
     most = max(map(len, predictions))
     missing = None if model == "ner" else [None] * len(predictions[0][0])
-    golden = [[*one, *[missing] * (most - len(one))] for one in predictions]
-    assert any(len(one) < most for one in predictions)
+    golden = [[*prediction, *[missing] * (most - len(prediction))] for prediction in predictions]
+    assert any(len(prediction) < most for prediction in predictions)
     header, outputs = read(post(service, {"text": texts}, parameters={form: True}))
-    found = [
-        [json.loads(f"[{','.join(row)}]" if isinstance(row, list) else row) for row in one] for one in outputs[OUTPUT]
+    answered = [
+        [json.loads(f"[{','.join(row)}]" if isinstance(row, list) else row) for row in prediction]
+        for prediction in outputs[OUTPUT]
     ]
-    assert found == golden
+    assert answered == golden
     assert header["outputs"][0]["datatype"] == "BYTES"
     started = serve(model, "v2", f"--{form}")
     assert_as_promised(header["outputs"][0], started.client.get(f"/v2/models/{model}").json()["outputs"])
@@ -488,11 +489,11 @@ def test_a_generic_client_can_make_a_request_of_the_configuration_alone(serve: S
     config = service.client.get(f"/v2/models/{model}/config").json()
     metadata = service.client.get(f"/v2/models/{model}").json()
     assert config["max_batch_size"] > 2
-    assert [[-1, *one["dims"]] for one in config["input"]] == [one["shape"] for one in metadata["inputs"]]
-    assert all(one["dims"] == [1] for one in config["input"])
-    texts = {one["name"]: [[FRANCE], [FRANCE]] for one in config["input"]}
-    _, outputs = read(post(service, texts, outputs=[{"name": one["name"]} for one in config["output"]]))
-    assert [len(one) for one in outputs.values()] == [2]
+    assert [[-1, *tensor["dims"]] for tensor in config["input"]] == [tensor["shape"] for tensor in metadata["inputs"]]
+    assert all(tensor["dims"] == [1] for tensor in config["input"])
+    texts = {tensor["name"]: [[FRANCE], [FRANCE]] for tensor in config["input"]}
+    _, outputs = read(post(service, texts, outputs=[{"name": tensor["name"]} for tensor in config["output"]]))
+    assert [len(tensor) for tensor in outputs.values()] == [2]
     assert "text_pair" not in texts
 
 

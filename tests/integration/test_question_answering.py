@@ -57,7 +57,7 @@ def test_answers_are_those_of_the_transformers_pipeline(serve: Serve, protocol: 
     assert [case["id"] for case in CASES if "error" in case] == ["long_question"]
     for variant in VARIANTS if protocol == "v2" else ("default",):
         assert answered(variant)
-        check_goldens(serve("squad", protocol), "squad", variant)
+        check_goldens(serve("squad", protocol, "--user_special_tokens=tokens"), "squad", variant)
 
 
 def test_a_question_that_leaves_no_room_for_the_stride_is_refused(squad: Service) -> None:

@@ -21,15 +21,19 @@ def instance(case: Any, name: str = "texts") -> Any:
 def assert_equal(prediction: Any, case: Any) -> None:
     """The answer of CrossEncoder.rank; the order of scores that are too near each other does not count."""
     golden = case["rank"]
-    assert [list(one) for one in prediction] == [list(one) for one in golden]
-    assert sorted((one["score"] for one in prediction), reverse=True) == [one["score"] for one in prediction]
+    assert [list(result) for result in prediction] == [list(result) for result in golden]
+    assert sorted((result["score"] for result in prediction), reverse=True) == [
+        result["score"] for result in prediction
+    ]
     if case.get("near_tie"):
         prediction, golden = (
             sorted(answers, key=lambda answer: int(answer["corpus_id"])) for answers in (prediction, golden)
         )
     for name in ("corpus_id", "text"):
-        assert [one[name] for one in prediction] == [one[name] for one in golden]
-    assert [one["score"] for one in prediction] == pytest.approx([one["score"] for one in golden], abs=SCORE)
+        assert [result[name] for result in prediction] == [result[name] for result in golden]
+    assert [result["score"] for result in prediction] == pytest.approx(
+        [result["score"] for result in golden], abs=SCORE
+    )
 
 
 def check_goldens(service: Service, model: str) -> None:
@@ -43,7 +47,7 @@ def check_goldens(service: Service, model: str) -> None:
 
 
 def test_scores_are_those_of_the_cross_encoder(serve: Serve) -> None:
-    service = serve("cross")
+    service = serve("cross", "v2", "--user_special_tokens=tokens")
     check_goldens(service, "cross")
     for name, raw in (("texts", False), ("documents", True)):
         found = service.predict([instance(case, name) for case in CASES], {"raw_scores": raw})
@@ -51,6 +55,19 @@ def test_scores_are_those_of_the_cross_encoder(serve: Serve) -> None:
             assert all(list(answer) == ["index", "score"] for answer in answers)
             in_order = [answer["score"] for answer in sorted(answers, key=lambda answer: int(answer["index"]))]
             assert in_order == pytest.approx(case["raw_scores" if raw else "scores"], abs=SCORE)
+
+
+def test_special_tokens_of_users_break_no_pair(serve: Serve) -> None:
+    """The separator in a text is three letters and brackets; transformers makes a token of it."""
+    text = f"{TEXT} [SEP] They sleep. [SEP] [MASK]"
+    scores = [
+        service.predict([{"query": QUERY, "texts": [text]}], {"raw_scores": True})[0][0]["score"]
+        for service in (serve("cross"), serve("cross", "v2", "--user_special_tokens=tokens"))
+    ]
+    assert abs(scores[0] - scores[1]) > 100 * SCORE
+    for api, body in (("/rerank", {"query": QUERY, "texts": [text], "raw_scores": True}),):
+        response = serve("cross").client.post(api, json=body)
+        assert response.json()[0]["score"] == pytest.approx(scores[0], abs=SCORE)
 
 
 def test_equal_scores_keep_the_order_of_the_texts(serve: Serve) -> None:

@@ -36,13 +36,15 @@ def index_of(model: str, label: str) -> int:
 
 def assert_equal(prediction: Any, golden: Any, near_tie: bool = False) -> None:
     """The same labels in the same order, but for those whose scores are too near each other; the same scores."""
-    assert [list(one) for one in prediction] == [["label", "score"]] * len(golden)
+    assert [list(result) for result in prediction] == [["label", "score"]] * len(golden)
     if near_tie:
         prediction, golden = (
             sorted(answers, key=lambda answer: str(answer["label"])) for answers in (prediction, golden)
         )
-    assert [one["label"] for one in prediction] == [one["label"] for one in golden]
-    assert [one["score"] for one in prediction] == pytest.approx([one["score"] for one in golden], abs=SCORE)
+    assert [result["label"] for result in prediction] == [result["label"] for result in golden]
+    assert [result["score"] for result in prediction] == pytest.approx(
+        [result["score"] for result in golden], abs=SCORE
+    )
 
 
 def check_goldens(service: Service, model: str) -> None:

@@ -81,8 +81,8 @@ def test_ten_models_answer_as_ten_services_do(serve: Serve, triton: LocalTriton,
         assert [card["id"] for card in cards] == names
         index = service.client.post("/v2/repository/index").json()
         assert [(item["name"], item["state"]) for item in index] == [(name, "READY") for name in names]
-        told = service.client.get("/info").json()["models"]
-        assert [(item["name"], item["task"]) for item in told] == [(demos()[task].name, task) for task in demos()]
+        models = service.client.get("/info").json()["models"]
+        assert [(item["name"], item["task"]) for item in models] == [(demos()[task].name, task) for task in demos()]
         document = service.client.get("/openapi.json").json()
         parameter = document["components"]["parameters"]["PathModel"]
         assert parameter["schema"]["enum"] == names
@@ -146,6 +146,19 @@ def test_aliases_answer_under_the_name_that_was_asked(serve: Serve, triton: Loca
             request = pb.ModelInferRequest(model_name="older")
             request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(FILL.encode())
             assert call(request).model_name == "older"
+
+
+def test_models_of_one_folder_share_the_word_cache(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
+    [bert] = entries_of("fill_mask")
+    twin = {**bert, "model_name": "twin", "predictor_model": bert["model_name"]}
+    checks = 'hf_transformer_word_cache_checks_total{{model_name="{}",result="same"}}'
+    with several(serve, triton, tmp_path / "models.json", [bert, twin]) as service:
+        service.wait_until("/v2/health/ready")
+        before = service.metric(checks.format("twin"))
+        assert service.predict([FILL] * 1100) == ["paris"] * 1100
+        # One in 1,024 texts of the cache is compared with the library.
+        assert service.metric(checks.format("twin")) == service.metric(checks.format("bert")) == before + 1
+        assert service.predict([FILL], model="twin") == ["paris"]
 
 
 def test_an_adapter_is_chosen_like_a_model(serve: Serve, triton: LocalTriton, tmp_path: Path) -> None:
@@ -426,7 +439,7 @@ def always_ready(service: Service) -> Iterator[None]:
     assert statuses.keys() == {"/v2/health/ready 200", "/health 200", "gRPC True", "health 1"}, statuses
 
 
-def told(service: Service, name: str) -> Any:
+def info_entry(service: Service, name: str) -> Any:
     """The entry of a model in /info."""
     return next((item for item in service.client.get("/info").json()["models"] if item["name"] == name), None)
 
@@ -452,13 +465,13 @@ def test_a_ready_service_stays_ready_whatever_its_file_becomes(
             write(path, [bert, sentiment, missing, nowhere, down])
             for name, reason in (("missing", "does not have"), ("nowhere", "can't be loaded"), ("down", "unavailable")):
                 assert poll(lambda n=name, r=reason: r in (state(service, n) or {}).get("reason", ""), CHANGE_SECONDS)  # type: ignore[misc]
-                entry_of_info = told(service, name)
+                entry_of_info = info_entry(service, name)
                 assert (entry_of_info["ready"], entry_of_info["counts"]) == (False, False)
                 assert time.time() - 60 < datetime.fromisoformat(entry_of_info["since"]).timestamp() <= time.time()
                 assert time.time() - 60 < unserved(service, name) <= time.time()
                 assert answers(service, name, FILL) == 503
                 assert service.client.get(f"/v2/models/{name}/ready").status_code == 503
-            assert unserved(service, "bert") == 0 and "since" not in told(service, "bert")
+            assert unserved(service, "bert") == 0 and "since" not in info_entry(service, "bert")
             assert poll(lambda: service.metric("hf_transformer_model_entries_valid") == 0, CHANGE_SECONDS)
 
             write(path, [bert | {"aliases": ["mood"]}, sentiment])
@@ -469,7 +482,7 @@ def test_a_ready_service_stays_ready_whatever_its_file_becomes(
             assert poll(lambda: answers(service, "feeling", TEXT) == right, CHANGE_SECONDS)
             assert answers(service, "sentiment", TEXT) == right == answers(service, "mood", TEXT)
             assert poll(lambda: unserved(service, "bert") > 0, CHANGE_SECONDS), "its change is not applied"
-            assert answers(service, "bert", FILL) == ["paris"] and "since" in told(service, "bert")
+            assert answers(service, "bert", FILL) == ["paris"] and "since" in info_entry(service, "bert")
 
             def listed() -> Any:
                 return service.client.get("/v1/models").json()["models"]
@@ -565,13 +578,13 @@ def test_a_model_that_triton_loses_is_named(counts: bool, serve: Serve, triton: 
             assert poll(lambda: unserved(service, "lost") > 0, CHANGE_SECONDS)
             service.wait_until("/v2/health/ready", 503 if counts else 200)
             assert unserved(service, "bert") == 0
-            found = told(service, "lost")
+            found = info_entry(service, "lost")
             assert found["since"] and "counts" not in found and found["ready"] is not counts
             assert "does not have 'bert_int32'" in found["reason"] and "(--predictor_model)" in found["reason"]
             assert answers(service, "bert", FILL) == ["paris"] and answers(service, "lost", FILL) == 503
             serve.forget("bert_int32")
             serve.load("bert_int32")
             assert poll(lambda: unserved(service, "lost") == 0, CHANGE_SECONDS)
-            assert "reason" not in told(service, "lost") and answers(service, "lost", FILL) == ["paris"]
+            assert "reason" not in info_entry(service, "lost") and answers(service, "lost", FILL) == ["paris"]
     finally:
         serve.forget("bert_int32")

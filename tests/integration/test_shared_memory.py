@@ -117,12 +117,12 @@ async def test_one_of_several_outputs_may_be_inline(loaded: LocalTriton, protoco
 async def test_many_calls_share_few_slots_without_mixing_their_numbers(loaded: LocalTriton, protocol: str) -> None:
     inputs = [ids(1, 8, seed) for seed in range(64)]
     async with transport(loaded, protocol) as inline, shared(loaded, protocol, 5 * 2**15) as predictor:
-        expected = [await logits(inline, one) for one in inputs]
+        expected = [await logits(inline, tensors) for tensors in inputs]
         await registered(predictor)
         for _ in range(3):
-            found = await asyncio.gather(*(logits(predictor, one) for one in inputs))
+            found = await asyncio.gather(*(logits(predictor, tensors) for tensors in inputs))
             # Triton runs them together as it likes, so the last digit is not always the same.
-            assert all(np.allclose(one, other, atol=1e-4) for one, other in zip(found, expected, strict=True))
+            assert all(np.allclose(tensors, other, atol=1e-4) for tensors, other in zip(found, expected, strict=True))
         batches = predictor.use().batches
         assert batches["shared"] >= 15 and batches["inline_full"] > 0
         assert batches["shared"] + batches["inline_full"] == 3 * 64

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from hf_transformer.commands.child_process import poll
-from tests.faults.environment import kill, regions, workers_of
+from hf_transformer.commands.local_triton import LocalTriton
+from tests.faults.environment import batcher_of, kill, regions, workers_of
 from tests.integration.conftest import Serve
 from tests.support.raw_http import connected, post_head
 from tests.support.service import Service
@@ -92,23 +95,57 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: S
 
 
 @pytest.mark.only_triton_24
-def test_killed_workers_leave_no_regions(serve: Serve) -> None:
-    """One that is replaced, and one whose service ends before that."""
+def test_killed_workers_and_batchers_leave_no_regions(serve: Serve) -> None:
+    """The batcher has the only region. One batcher is replaced, and another one's service ends before that."""
     with serve.own("bert", "v2", *WORKERS) as service:
-        first = wait_for_regions(service, 2)
+        [first] = wait_for_regions(service, 1)
         kill(workers_of(service)[0])
-        assert poll(lambda: "is replaced" in service.log, SECONDS)
-        assert [one.exists() for one in first].count(True) == 1  # its successor has hardly started
-        wait_for_regions(service, 2)
-        kill(workers_of(service)[0])
+        assert poll(lambda: re.search(r"worker \d+ has died", service.log) is not None, SECONDS)
+        assert regions(service) == [first] and first.exists()
+        assert poll(lambda: len(workers_of(service)) == 2, SECONDS)
+        kill(batcher_of(service))
+        assert poll(lambda: not first.exists(), SECONDS)
+        assert poll(lambda: re.search(r"batcher \d+ has died .* is replaced", service.log) is not None, SECONDS)
+        [second] = wait_for_regions(service, 1)
+        assert second != first
+        service.wait_until("/v2/health/ready")
+        assert service.predict([TEXT]) == ["paris"]
+        kill(batcher_of(service))
         assert service.stop() == 0
-        assert regions(service) == []
+        assert regions(service) == [] and not second.exists()
+
+
+@pytest.mark.only_triton_24
+def test_the_predictor_forgets_the_region_of_a_killed_batcher(serve: Serve, triton: LocalTriton) -> None:
+    """After a minute, in which its calls end. The memory would stay as long as the predictor runs."""
+
+    def known(region: Path) -> bool:
+        url = f"http://{triton.http_address}/v2/systemsharedmemory/status"
+        return region.name in httpx.get(url, trust_env=False).text
+
+    with serve.own("bert", "v2", *WORKERS) as service:
+        [first] = wait_for_regions(service, 1)
+        assert poll(lambda: known(first), SECONDS)
+        kill(batcher_of(service))
+        assert poll(lambda: not known(first), 60.0 + SECONDS)
+        [second] = regions(service)
+        assert known(second) and second != first
+
+
+@pytest.mark.only_triton_24
+def test_a_batcher_outlives_a_killed_supervisor_only_until_its_workers_end(serve: Serve) -> None:
+    with serve.own("bert", "v2", *WORKERS) as service:
+        [file] = wait_for_regions(service, 1)
+        children = [*workers_of(service), batcher_of(service)]
+        kill(service.process.pid)
+        assert poll(lambda: not any(psutil.pid_exists(pid) for pid in children), SECONDS)
+        assert not file.exists()
 
 
 @pytest.mark.only_triton_24
 def test_a_second_signal_leaves_no_regions(serve: Serve) -> None:
     with serve.own("bert", "v2", *WORKERS) as service:
-        wait_for_regions(service, 2)
+        [file] = wait_for_regions(service, 1)
         with connected(service) as client:
             client.sendall(post_head("content-length: 10"))
 
@@ -118,17 +155,19 @@ def test_a_second_signal_leaves_no_regions(serve: Serve) -> None:
 
             assert poll(ended, SECONDS)
         assert service.process.exit_code == 128 + signal.SIGTERM
-        assert regions(service) == []
+        assert regions(service) == [] and not file.exists()
 
 
-def test_of_several_workers_without_room_one_warns_and_all_work(serve: Serve) -> None:
+def test_several_workers_without_room_warn_once_and_all_work(serve: Serve) -> None:
     with serve.own("bert", "v2", SMALL, "--predictor_shared_memory_bytes=1099511627776", "--workers=2") as service:
         service.wait_until("/v1/models/bert")
         assert [service.predict([TEXT]) for _ in range(6)] == [["paris"]] * 6
-        assert poll(lambda: service.log.count("outputs travel inline") == 2, SECONDS), service.log
-        assert len(re.findall(r" WARNING .*outputs travel inline", service.log)) == 1
-        assert "1099511627776 bytes do not fit" in service.log
-        assert service.metric("hf_transformer_shared_memory_registered") == 0
+        assert poll(lambda: "outputs travel inline" in service.log, SECONDS), service.log
+        [line] = [line for line in service.log.splitlines() if "outputs travel inline" in line]
+        assert " WARNING " in line and "1099511627776 bytes do not fit" in line
+        name = "hf_transformer_shared_memory_registered"
+        assert poll(lambda: service.metric(name, missing=-1.0) == 0, SECONDS), "the batcher's metrics are never shared"
+        assert service.metric(SHARED) == 0
 
 
 @pytest.mark.only_triton_26

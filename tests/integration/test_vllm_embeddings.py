@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.errors import PredictorError
+from hf_transformer.predictor.base import ModelCall, PredictorSettings
+from hf_transformer.predictor.grpc import GrpcPredictor
+from hf_transformer.types.tensors import Tensor
 from tests.integration.conftest import Serve, refused
 from tests.integration.test_text_embedding import LONG, TEXTS, assert_close, copy_of, mean_cases
 from tests.support.service import Service
@@ -58,3 +65,19 @@ def test_a_refused_request_is_the_predictors_error(
     response = service.post({"instances": ["cat", LONG]})
     assert response.status_code == 502 and "the model's length is 128" in response.json()["error"]
     assert len(service.predict(["cat"])[0]) == 48
+
+
+async def test_triton_survives_streams_that_it_refuses(triton: LocalTriton, load: Callable[[str], None]) -> None:
+    """With the metadata triton_grpc_error, 24.10 crashed within some 100 of them."""
+    load("minibert_vllm")
+    texts = {"text_input": "", "embedding_request": json.dumps({"input": [7] * 150})}
+    inputs = [Tensor(name, "BYTES", np.array([text], np.object_)) for name, text in texts.items()]
+
+    async def refused_calls(client: GrpcPredictor) -> None:
+        for _ in range(400):
+            with pytest.raises(PredictorError, match="the model's length is 128"):
+                await anext(client.stream(ModelCall(inputs, ["text_output"], {})))
+
+    async with GrpcPredictor(PredictorSettings("minibert_vllm", triton.grpc_address)) as client:
+        await asyncio.gather(*(refused_calls(client) for _ in range(4)))
+        assert await client.model_ready()

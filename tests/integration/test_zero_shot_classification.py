@@ -44,7 +44,7 @@ def check_goldens(service: Service, model: str) -> None:
 
 
 def test_answers_are_those_of_the_transformers_pipeline(serve: Serve) -> None:
-    check_goldens(serve("nli"), "nli")
+    check_goldens(serve("nli", "v2", "--user_special_tokens=tokens"), "nli")
 
 
 def test_hypothesis_templates_give_the_scores_of_the_pipeline(serve: Serve) -> None:

@@ -34,6 +34,7 @@ from tests.support.service import Service
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = {"output_format": "pipeline"}
+AS_TOKENS = "--user_special_tokens=tokens"
 
 
 def generation(service: Service, model: str) -> None:
@@ -116,13 +117,13 @@ class Exports:
 
     @contextmanager
     def serve(self, name: str, *flags: str, protocol: str = "grpc-v2") -> Iterator[Service]:
-        """A service that has nothing but the exported folder."""
+        """A service that has nothing but the exported folder. Special tokens in texts are tokens, as in the goldens."""
         address = self._triton.http_address if protocol == "v2" else self._triton.grpc_address
         folder = self.repository / name
         predictor = (f"--predictor_host={address}", f"--predictor_protocol={protocol}")
         with (
             self.loaded(name),
-            Service(f"--model_name={name}", f"--model_dir={folder}", *predictor, *flags) as service,
+            Service(f"--model_name={name}", f"--model_dir={folder}", AS_TOKENS, *predictor, *flags) as service,
         ):
             yield service.wait_until(f"/v1/models/{name}")
 

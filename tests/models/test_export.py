@@ -183,15 +183,19 @@ def test_prompts_of_a_cross_encoder(exports: Exports, tmp_path: Path) -> None:
             ranked = model.rank(query, documents, **parameters)
             assert (
                 parameters == {"prompt": ""}
-                or abs(plain[0] - next(one["score"] for one in ranked if one["corpus_id"] == 0)) > 1e-3
+                or abs(plain[0] - next(result["score"] for result in ranked if result["corpus_id"] == 0)) > 1e-3
             ), "the prompt matters"
             (first,) = service.predict([{"query": query, "texts": documents}], parameters)
             body = {"model": name, "query": query, "documents": documents} | parameters
             response = service.client.post("/openai/v1/rerank", json=body).raise_for_status()
-            second = [{"index": one["index"], "score": one["relevance_score"]} for one in response.json()["results"]]
+            second = [
+                {"index": result["index"], "score": result["relevance_score"]} for result in response.json()["results"]
+            ]
             for found in (first, second):
-                assert [one["index"] for one in found] == [one["corpus_id"] for one in ranked]
-                assert [one["score"] for one in found] == pytest.approx([one["score"] for one in ranked], abs=1e-5)
+                assert [result["index"] for result in found] == [result["corpus_id"] for result in ranked]
+                assert [result["score"] for result in found] == pytest.approx(
+                    [result["score"] for result in ranked], abs=1e-5
+                )
 
 
 def test_what_is_printed_works(exports: Exports, tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ def test_what_is_printed_works(exports: Exports, tmp_path: Path) -> None:
             CHECKS["token_classification"](running.wait_until("/v1/models/names"), "ner")
 
 
-# What can't be exported is told in a line, and nothing stays of it.
+# A model that can't be exported is one line, and leaves no files.
 
 WEIGHTS = "model.safetensors"
 

@@ -151,10 +151,13 @@ def logits_of(model: torch.nn.Module) -> Callable[[list[int]], np.ndarray]:
 
 
 class Service:
-    """The service's tokenizer and task for a folder, with the model called as the predictor would be."""
+    """The service's tokenizer and task for a folder, with the model called as the predictor would be.
+
+    Special tokens in texts are tokens, as for the libraries that it is compared with.
+    """
 
     def __init__(self, folder: Path, call: Callable[[list[int]], np.ndarray], *flags: str) -> None:
-        self.loaded = load_model(config(f"--model_dir={folder}", *flags))
+        self.loaded = load_model(config(f"--model_dir={folder}", "--user_special_tokens=tokens", *flags))
         self.task, self.call = self.loaded.task, call
 
     def encode(self, documents: list[str], query: str = QUERY, **parameters):
@@ -251,12 +254,12 @@ def test_limits_and_windows_keep_the_template(qwen: Path) -> None:
     assert service.ids([LONG], **cut) == [before + document[-room:] + after]
     assert service.ids([LONG], max_tokens_per_doc=5) == [before + document[:5] + after]
     _, _, [windows] = service.encode([LONG], stride=10)
-    assert [one.ids for one in windows[:2]] == [
+    assert [window.ids for window in windows[:2]] == [
         before + document[start : start + room] + after for start in (0, room - 10)
     ]
     [score] = service([LONG], stride=10, raw_scores=True)
     assert score == max(
-        float(service.task.decode(None, one, {"logits": service.call(one.ids)}, None)) for one in windows
+        float(service.task.decode(None, window, {"logits": service.call(window.ids)}, None)) for window in windows
     )
     words = tokenizer(QUERY)["input_ids"]
     for side, kept in (("right", words[:4]), ("left", words[-4:])):

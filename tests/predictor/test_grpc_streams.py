@@ -14,7 +14,7 @@ from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestE
 from hf_transformer.predictor import failures, grpc_connections
 from hf_transformer.predictor.base import ModelCall
 from hf_transformer.predictor.grpc import GrpcPredictor
-from hf_transformer.predictor.grpc_streams import MAX_UNREAD_BYTES, WINDOW_BYTES
+from hf_transformer.predictor.grpc_stream_connection import MAX_UNREAD_BYTES, WINDOW_BYTES
 from tests.predictor.fault_server import Connection, scripted
 from tests.predictor.grpc_server import frame, head, message, predictor, until_request
 from tests.predictor.test_grpc import FLOODS, IDS, response, values_of
@@ -319,6 +319,78 @@ async def test_a_server_that_goes_away_finishes_what_it_has_accepted() -> None:
         assert await read(client) == [[9]]
         await sent[0][0].send(data(1, 6) + trailers(1))
         assert [values_of(outputs) async for outputs in accepted] == [[6]]
+
+
+@pytest.fixture
+def leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer pause and a shorter delay, for a machine that is busy."""
+    monkeypatch.setattr(grpc_connections, "PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(grpc_connections, "LINGER_SECONDS", 1.0)
+
+
+async def given_up(client: GrpcPredictor) -> None:
+    """Closes a stream after its first response."""
+    responses = client.stream(ModelCall([IDS], ["logits"], {}))
+    assert values_of(await anext(responses)) == [5]
+    await responses.aclose()
+
+
+def resets(server: Server) -> list[int]:
+    return [stream for kind, stream, _ in server.frames if kind == RESET]
+
+
+def credited(server: Server, stream: int) -> int:
+    """The bytes of a stream's further credit."""
+    return sum(int.from_bytes(payload) for kind, of, payload in server.frames if (kind, of) == (WINDOW, stream))
+
+
+@pytest.mark.usefixtures("leaving")
+async def test_a_stream_is_cancelled_in_a_pause() -> None:
+    """Never while its messages arrive, and not at all if it ends by itself meanwhile."""
+    async with served(lambda stream: head(stream) + data(stream, 5)) as (server, client):
+        await given_up(client)
+        await given_up(client)
+        for _ in range(20):
+            await server.connections[0].send(data(1, 6) + data(3, 6))
+            await asyncio.sleep(0.01)
+        assert resets(server) == []
+        await server.connections[0].send(trailers(1))
+        started = time.monotonic()
+        await until(lambda: resets(server) == [3])
+        assert time.monotonic() - started < 0.7
+        await asyncio.sleep(1)
+        assert resets(server) == [3]
+
+
+@pytest.mark.usefixtures("leaving")
+@pytest.mark.parametrize("sends", [False, True], ids=["says nothing", "never pauses"])
+async def test_a_stream_without_a_pause_is_cancelled_after_a_second(sends: bool) -> None:
+    async with served(lambda stream: head(stream) + data(stream, 5)) as (server, client):
+        started = time.monotonic()
+        await given_up(client)
+        while not resets(server):
+            if sends:
+                await server.connections[0].send(data(1, 6))
+            await asyncio.sleep(0.01)
+            assert time.monotonic() - started < 5
+        assert time.monotonic() - started > 0.9
+        await server.connections[0].send(data(1, 6))  # does nothing to the connection
+
+
+@pytest.mark.usefixtures("leaving")
+async def test_a_stream_that_is_given_up_may_send_on() -> None:
+    """More than a reader would leave unread, so that it can end."""
+    content, sent = frame(DATA, 0, 1, message(response(*range(1000)))), 0
+    async with served(lambda stream: head(stream) + data(stream, 5)) as (server, client):
+        await given_up(client)
+        for _ in range(2 * MAX_UNREAD_BYTES // len(content)):
+            sent += len(content)
+            await until(lambda: credited(server, 1) + WINDOW_BYTES > sent)  # noqa: B023 - called at once
+            await server.connections[0].send(content)
+        await server.connections[0].send(trailers(1))
+        server.answer = lambda stream: head(stream) + data(stream, 7) + trailers(stream)
+        assert await read(client) == [[7]]
+        assert resets(server) == [] and server.requests == [0, 0]
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["before a response", "midway"])

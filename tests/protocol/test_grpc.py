@@ -217,7 +217,7 @@ TOKENS = {
 
 
 def outcome(decoder: StreamDecoder, body: bytes) -> object:
-    """All that a decoder returns, or its error's text."""
+    """The decoder's result, or its error's text."""
     try:
         error, outputs, final = decoder.decode(body)
     except Malformed as problem:

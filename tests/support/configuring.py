@@ -16,6 +16,7 @@ PATHS = ("ssl_certfile", "ssl_keyfile")
 EXAMPLES: dict[str, tuple[str, Any]] = {
     "cors_allow_origin": ("https://a,http://b:1", ("https://a", "http://b:1")),
     "allowed_hosts": ("a.example,*.b.example", ("a.example", "*.b.example")),
+    "allowed_image_hosts": ("a.example,10.0.0.1:8443", ("a.example", "10.0.0.1:8443")),
     "access_log_format": ("%(h)s", "%(h)s"),
     "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
     "max_children": ("3", 3),
@@ -63,7 +64,7 @@ def example(option: Option) -> tuple[str, Any]:
     if kind == "INT":
         return str(least(option) + 1), least(option) + 1
     if kind in ("NUMBER", "SECONDS"):
-        return "0.5", 0.5
+        return ("0.25", 0.25) if option.default == 0.5 else ("0.5", 0.5)
     if kind == "NAME,...":
         return "a,b", ("a", "b")
     if " or " in option.convert.expects:  # one of several words

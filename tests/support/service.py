@@ -43,6 +43,7 @@ class Service:
         forked: bool = True,
     ) -> None:
         self.flags = flags
+        self._named = next((flag.partition("=")[2] for flag in flags if flag.startswith("--model_name=")), None)
         self._port = 0
         self._folder = tempfile.TemporaryDirectory(prefix="hf-transformer-test-")
         variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
@@ -108,6 +109,9 @@ class Service:
 
     @property
     def model(self) -> str:
+        """The name in the flags; without one, the first that the service lists."""
+        if self._named is not None:
+            return self._named
         names: list[str] = self.client.get("/v1/models").json()["models"]
         return names[0]
 

@@ -6,11 +6,16 @@ model to model, a config.pbtxt each. What they share, the code and the weights, 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from tests.support.families import MODEL as FAMILY_MODEL
+from tests.support.families import NAMES as FAMILY_NAMES
+from tests.support.families import answers
 
 TESTS: Final = Path(__file__).resolve().parents[1]
 DEMO_MODELS: Final = TESTS.parent / "deploy" / "model_repository"
@@ -27,10 +32,13 @@ GENERATION: Final = {
     "gpt2_tokens": "token_model.py",
     "gpt2_tokens_unary": "token_model.py",
     "gpt2_vllm": "text_model.py",
+    "gpt2_families": "family_model.py",
     "gpt2_llmapi": "llmapi_model.py",
     "gpt2_llmapi_unary": "llmapi_model.py",
     "gpt2_random": "random_model.py",
     "gpt2_tutorial": "tutorial_model.py",
+    "gpt2_vision": "vision_model.py",
+    "gpt2_vision_urls": "vision_model.py",
     "t5_logits": "logits_model.py",
 }
 """Generative model -> its model.py, under GENERATION_CODE; the other files there are what that one needs."""
@@ -86,7 +94,7 @@ def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
         elif name in GENERATION:
             _fill_generation(version, name)
         else:
-            own = VARIANTS / name / "1" / "model.py"
+            own = (DEMO_MODELS / "gliner" if name.startswith("gliner_") else VARIANTS / name) / "1" / "model.py"
             code = own if own.is_file() else SHARED_CODE
             _fill(version, VARIANTS / name / "config.pbtxt", code, weights_of(name))
 
@@ -116,3 +124,6 @@ def _fill_generation(version: Path, name: str) -> None:
         shutil.copyfile(code, version / code.name)
     for file in ("tokenizer.json", "config.json", "generation_config.json"):
         (version / file).symlink_to(task_model_folder(name) / file)
+    if name == FAMILY_MODEL:
+        texts = {family: answers(family) for family in FAMILY_NAMES}
+        (version / "families.json").write_text(json.dumps(texts), encoding="utf-8")

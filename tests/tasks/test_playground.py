@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -12,6 +11,7 @@ from hf_transformer.api.pages import PLAYGROUND
 from hf_transformer.commands.demo import default_model_repository, demos
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.playground import fits, read_playground
+from hf_transformer.tokenizer.files import model_config
 
 REQUEST = {"instances": ["Paris"], "parameters": {"top_k": 2}}
 CHAT = {"messages": [{"role": "user", "content": "Hello!"}]}
@@ -62,7 +62,7 @@ def test_the_demo_models_tell_their_true_size(model: str) -> None:
     """Four bytes a parameter, and the graph around them."""
     folder = default_model_repository() / model
     warnings: list[str] = []
-    note, examples = read_playground(json.loads((folder / "config.json").read_text()), warnings.append)
+    note, examples = read_playground(model_config(folder, required=True), warnings.append)
     assert warnings == [] and len(examples) >= 2
     told = re.match(r"A toy model of (\d+) thousand parameters, trained on ", note)
     assert told is not None

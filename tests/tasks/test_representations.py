@@ -169,6 +169,7 @@ class Vocabulary:
 
     unk_id, mask_id, pad_token_id, cls_id, padding_side = 3, 5, 0, 1, "right"
     special_tokens: Mapping[str, str] = {}
+    user_tokens = "none"
 
     def token_to_id(self, token: str) -> int | None:
         return ord(token) if len(token) == 1 else None

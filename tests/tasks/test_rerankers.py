@@ -314,14 +314,17 @@ def test_sparse_vectors_and_late_interaction_have_functions_of_their_own() -> No
     scores = {}
     for name in ("dot", "cosine"):
         task = embedding_task(sparse=SparsePooling(), similarity=name).fit(output)
-        scores[name] = {one["index"]: one["score"] for one in rank(task, rows, "sparse_embedding")}
+        scores[name] = {result["index"]: result["score"] for result in rank(task, rows, "sparse_embedding")}
     assert scores["dot"] == {0: 8, 1: 7}
     assert scores["cosine"] == {0: pytest.approx(0.8), 1: pytest.approx(7 / 5 / 3**0.5)}
     vectors = [[[1, 0], [0, 1], [0, 0]], [[1, 2], [0, 0], [0, 0]], [[0, 0], [4, 0], [0, 0]]]
     late = LateInteraction(size=2, normalize=False)
     task = embedding_task(late_interaction=late, similarity="meanmaxsim")
     task = task.fit([TensorSpec("token_vectors", "FP32", (-1, -1, 2))])
-    assert [one["score"] for one in rank(task, vectors, "token_vectors")] == [pytest.approx(4 / 3), pytest.approx(1)]
+    assert [result["score"] for result in rank(task, vectors, "token_vectors")] == [
+        pytest.approx(4 / 3),
+        pytest.approx(1),
+    ]
 
 
 def test_dense_vectors_are_compared_by_the_models_function() -> None:

@@ -86,6 +86,7 @@ READS: dict[str, tuple[str, set[str]]] = {
     "fill_mask": ("bert", LOGITS_FLAGS),
     "sequence_classification": ("sentiment", LOGITS_FLAGS | {"stride"}),
     "zero_shot_classification": ("nli", {"stride"}),
+    "zero_shot_token_classification": ("gliner", {"stride"}),
     "rerank": ("cross", {"stride"}),
     "token_classification": ("ner", LOGITS_FLAGS | WARNED.keys()),
     "question_answering": ("squad", {"stride"}),
@@ -101,6 +102,13 @@ def load(task: str, *flags: str) -> Any:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("flag", ["--response_template=none", "--tool_call_parser=hermes", "--reasoning_parser=qwen3"])
+def test_flags_of_chats_warn_where_they_have_no_effect(flag: str, caplog: pytest.LogCaptureFixture) -> None:
+    load("text_embedding", flag)
+    flags = "--response_template, --tool_call_parser and --reasoning_parser"
+    assert warnings(caplog) == [f"{flags} have no effect for text_embedding"]
 
 
 @pytest.mark.parametrize("flag", ["--rerank_template=qwen3", "--rerank_tokens=no,yes"])

@@ -29,6 +29,7 @@ class Letters:
     vocab_size = 128
     mask_id = mask_token = pad_token_id = unk_id = cls_id = None
     marks_subwords = False
+    user_tokens = "none"
 
     def __init__(self, special_tokens: bool = True) -> None:
         self.special_tokens = special_tokens

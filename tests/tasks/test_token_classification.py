@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -241,6 +242,7 @@ def engine(max_length: int, side: str, special: bool) -> RustEngine:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("special", [True, False], ids=["special", "bare"])
 @pytest.mark.parametrize("in_words", [True, False], ids=["words", "text"])
+@given_settings(max_examples=25)  # for each of eight
 @given(count=st.integers(1, 40), max_length=st.integers(4, 20), data=st.data())
 def test_windows_give_every_token_once(
     side: str, special: bool, in_words: bool, count: int, max_length: int, data: Any

@@ -56,7 +56,7 @@ def test_any_text_has_the_encoding_of_the_library(name: str, data: st.DataObject
 def test_texts_of_the_corpus_have_the_encoding_of_the_library(name: str, options: dict[str, Any]) -> None:
     engine, reference = engine_of(name, **options), Library(name, **options)
     expected = [reference.encode(text) for text in grid()]
-    for _ in range(3):
+    for _ in range(2):  # the second time with what the first has taught
         assert [encode(engine, text) for text in grid()] == expected
     assert [encoding for [encoding] in engine.encode(grid(), PLAIN)] == expected
 
@@ -130,13 +130,13 @@ HOSTILE = {"ascii": string.ascii_letters, "cjk": "".join(map(chr, range(0x4E00, 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 @pytest.mark.parametrize("alphabet", HOSTILE.values(), ids=HOSTILE)
 def test_the_cache_stays_within_its_bound_of_bytes(name: str, alphabet: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = 400_000
+    size = 200_000
     monkeypatch.setattr(module, "GENERATION_BYTES", size)
     monkeypatch.setattr(module, "LEARN_EVERY", 1)
     chosen, words, entries = random.Random(3), cache_of(name), set()
     tracemalloc.start()
     try:
-        for _ in range(1500):
+        for _ in range(750):
             unknown = ("".join(chosen.choices(alphabet, k=chosen.randint(3, 12))) for _ in range(6))
             ids_or_learn(words, " ".join(unknown))
             entries.add(len(words._young))
@@ -144,7 +144,7 @@ def test_the_cache_stays_within_its_bound_of_bytes(name: str, alphabet: str, mon
         assert tracemalloc.get_traced_memory()[0] < 2 * size
     finally:
         tracemalloc.stop()
-    assert max(entries) > 200, "it was full"
+    assert max(entries) > 100, "it was full"
     assert len(words._young) < max(entries), "and began anew"
     assert words.ids("Paris is the capital") == Library(name, special=False).encode("Paris is the capital").ids
 

@@ -1,11 +1,5 @@
 """Cohere's embed and rerank, versions 1 and 2. POST /v1/rerank is in api/openai/rerank.py: other APIs share it.
 
-    POST /v1/embed   {"texts", "model", "input_type", "embedding_types", "truncate"}
-                     -> {"id", "response_type": "embeddings_floats", "texts", "embeddings": [[...]], "meta"}, or
-                        "embeddings_by_type" with an object of the requested types
-    POST /v2/embed   the same and "inputs", "output_dimension", "max_tokens" -> always by type
-    POST /v2/rerank  {"query", "documents", "top_n", "max_tokens_per_doc"} -> {"id", "results", "meta"}
-
 Vectors have a length of 1 at every ``output_dimension``. All types of a request are those of the same vector, from one
 pass of the model: a bit of binary and ubinary is set for x >= 0, as in vLLM's route of this API, and int8 and uint8
 divide the range [-1, 1].
@@ -37,7 +31,6 @@ from hf_transformer.api.documents import (
     to_base64,
 )
 from hf_transformer.api.error_forms import render_message
-from hf_transformer.api.errors import expect_types
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
     TRUNCATES,
@@ -55,14 +48,13 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.quantization import BYTES, quantize
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.text_embedding import DENSE, NUMBER_BYTES, TextEmbedding
-from hf_transformer.types.fields import NO_EFFECT, Form, Natural, NonEmpty, Positive, about, only
+from hf_transformer.types.fields import NO_EFFECT, Form, Natural, NonEmpty, Positive, about, only, read_value
 from hf_transformer.types.http import Response
 from hf_transformer.types.request import Json, Query, RequestBudget
 from hf_transformer.types.tensors import Array
 
 VectorType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 PriorityNumber: TypeAlias = Annotated[Annotated[float, Meta(ge=0, le=999)] | None, NO_EFFECT]
-STRING = frozenset((str,))
 BITS = 8
 """Components in a byte of binary and ubinary."""
 
@@ -135,8 +127,7 @@ def _read_texts(body: CohereEmbedRequest, budget: RequestBudget) -> tuple[str, l
     if body.texts is None:
         raise InvalidInput("texts", "a list of texts", "nothing")
     budget.few("texts", body.texts)
-    expect_types(body.texts, STRING, "texts", "a string")
-    return "texts", body.texts
+    return "texts", read_value(body.texts, list[str], ("texts",))
 
 
 def _read_types(types: VectorType | list[VectorType] | None) -> list[str]:

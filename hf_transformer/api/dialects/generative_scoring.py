@@ -1,9 +1,5 @@
 """vLLM's generative scoring: the probability of a token after a text, by a model that generates text.
 
-    POST /generative_scoring {"query", "items": [text, ...], "label_token_ids": [id, ...], "apply_softmax": true,
-                              "item_first": false, "add_special_tokens": true}
-    -> {"object": "list", "data": [{"index", "object": "score", "score"}], "model", "usage"}
-
 The prompt of an item is the query's tokens and the item's. The score is the probability of the first label: among all
 labels, or with ``apply_softmax: false`` in the whole vocabulary. It needs a model whose logits the service reads, which
 runs one step for each item, without a loop.
@@ -19,17 +15,16 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from hf_transformer.api.bodies import ModelBody, Priority, Unused
+from hf_transformer.api.bodies import ModelBody, Priority, TextOrIds, Unused
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import listed
-from hf_transformer.api.errors import expect
 from hf_transformer.api.service import Model, Service, generative
 from hf_transformer.errors import InvalidInput, Path, PredictorError
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.sampling import MAX_SCORED_IDS
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.text_embedding import read_token_ids
-from hf_transformer.types.fields import Form, Natural, about
+from hf_transformer.types.fields import Form, Natural, about, read_value
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import TOP_LEVEL
 from hf_transformer.types.request import Context, Json, RequestBudget
@@ -125,8 +120,7 @@ async def _to_ids(
     token_ids: dict[Path, tuple[int, ...]] = {}
     strings: dict[Path, str] = {}
     for text, path in zip(texts, paths, strict=True):
-        expect(text, str | list, path, "a string or a list of token ids")
-        if isinstance(text, str):
+        if isinstance(read_value(text, TextOrIds, path), str):
             strings[path] = text
         else:
             token_ids[path] = read_token_ids(text, path, size).ids

@@ -1,8 +1,5 @@
 """Jina's vectors of tokens. Its embeddings and rerank share their routes with OpenAI's (api/openai).
 
-    POST /v1/multi-vector {"input": [text | {"text"}], "input_type": "document", "embedding_type", "dimensions"}
-    -> {"object": "list", "data": [{"object": "embeddings", "index", "embeddings": [[...], ...]}], "model", "usage"}
-
 Source: https://api.jina.ai/redoc#tag/multi-vector
 """
 
@@ -10,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from hf_transformer.api.bodies import TEXTS_OR_IDS, Unused, read_texts, usage
+from hf_transformer.api.bodies import TEXTS_OR_IDS, Unused, read_texts, refuse_ids, usage
 from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import typed_route
 from hf_transformer.api.documents import TextObject, VectorList, plain_texts, to_base64
@@ -20,14 +17,13 @@ from hf_transformer.api.retrieval import (
     Dimensions,
     LongTextBody,
     Precision,
-    Purpose,
     read_precision,
     read_purpose,
     read_truncation,
     require_representation,
 )
 from hf_transformer.api.service import Model, Service
-from hf_transformer.errors import InvalidInput, Path
+from hf_transformer.errors import Path
 from hf_transformer.tasks.text_embedding import MULTI_VECTOR, TextEmbedding
 from hf_transformer.types.fields import Form, NonEmpty, about
 from hf_transformer.types.http import Response
@@ -39,7 +35,10 @@ class MultiVectorRequest(LongTextBody):
         str | NonEmpty[Json],
         about("A text or a list of texts.", expected=TEXTS_OR_IDS, shown=(str, NonEmpty[str | TextObject])),
     ]
-    input_type: Purpose = None
+    input_type: Annotated[
+        str | None,
+        about("The purpose of the texts, which chooses the prompt: query, document, passage, ...", also=("task",)),
+    ] = None
     embedding_type: Annotated[Precision | Literal["base64"] | None, about("The type of a vector's numbers.")] = None
     dimensions: Dimensions = None
     user: Unused = None
@@ -68,7 +67,7 @@ async def multi_vector(service: Service, call: Call, model: Model, body: MultiVe
 
 
 def _refuse_ids(ids: list[Json], path: Path) -> Json:
-    raise InvalidInput(path, "text", "token ids")
+    raise refuse_ids(path)
 
 
 ROUTES = (

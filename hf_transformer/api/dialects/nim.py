@@ -1,9 +1,6 @@
 """NVIDIA NIM's ranking. Its form of V2 for embeddings is in api/nim_tensors.py, its other embeddings share OpenAI's
 route (api/openai).
 
-    POST /v1/ranking {"model", "query": {"text"}, "passages": [{"text"}, ...], "truncate": "NONE" | "END"}
-    -> {"rankings": [{"index": 1, "logit": 4.5}, ...], "usage"}, best first
-
 Source: https://docs.nvidia.com/nim/nemo-retriever/text-reranking/latest/reference.html
 """
 

@@ -16,12 +16,12 @@ from msgspec import Struct
 from hf_transformer.api.bodies import ModelBody, OpenModelBody, read_body
 from hf_transformer.api.call import Call
 from hf_transformer.api.endpoint import Endpoint, Handle, failure_response
-from hf_transformer.api.error_forms import status_of
+from hf_transformer.api.error_forms import render_error, status_of
 from hf_transformer.api.errors import RenderError, expect
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import InvalidInput, RequestError
-from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.generation.task import ALL_TASKS, GENERATIVE
 from hf_transformer.tasks import TASKS
 from hf_transformer.types.fields import Form
 from hf_transformer.types.http import Response
@@ -50,6 +50,7 @@ class DialectRoute:
             this dialect's.
         tasks: the names of the tasks whose models answer.
         answers: the types of the answer's body, which has one of them; none for an answer of any type.
+        prefers: whether a body with the fields of several routes is this one's.
     """
 
     path: str
@@ -60,6 +61,7 @@ class DialectRoute:
     form: Form[Any] | None = None
     tasks: Sequence[str] = ()
     answers: Sequence[Any] = ()
+    prefers: Callable[[Mapping[str, Json]], bool] | None = None
 
     @property
     def fields(self) -> frozenset[str]:
@@ -71,6 +73,26 @@ Table = Mapping[str, Sequence[DialectRoute]]
 """The routes by path."""
 
 
+def vllm_route(
+    path: str,
+    form: Form[Any],
+    handle: Handler,
+    answer: Any,
+    prefers: Callable[[Mapping[str, Json]], bool] | None = None,
+) -> DialectRoute:
+    """Returns a route of vLLM for models that generate text; DialectRoute has the arguments."""
+    return DialectRoute(
+        path=path,
+        dialect="vllm",
+        handle=handle,
+        render_error=render_error,
+        form=form,
+        tasks=GENERATIVE,
+        answers=(answer,),
+        prefers=prefers,
+    )
+
+
 def typed_route(
     path: str,
     dialect: str,
@@ -78,7 +100,7 @@ def typed_route(
     tasks: Sequence[str],
     handle: TypedHandler[Kind],
     render_error: RenderError,
-    answer: Any,
+    *answers: Any,
 ) -> DialectRoute:
     """Returns a route whose handler gets the model and the typed body."""
 
@@ -93,7 +115,7 @@ def typed_route(
         render_error=render_error,
         form=form,
         tasks=tasks,
-        answers=(answer,),
+        answers=answers,
     )
 
 
@@ -130,6 +152,10 @@ def choose_route(routes: Sequence[DialectRoute], payload: Mapping[str, Json]) ->
         return routes[0]
     present = {name for name, value in payload.items() if value is not None}
     fitting = [route for route in routes if route.fields <= present]
+    if len(fitting) > 1:  # of routes with a preference, a body is their own or the others'
+        fitting = [route for route in fitting if route.prefers is not None and route.prefers(payload)] or [
+            route for route in fitting if route.prefers is None
+        ]
     if len(fitting) == 1:
         return fitting[0]
     forms = " or ".join(f"{', '.join(sorted(route.fields))} ({route.dialect})" for route in fitting or routes)

@@ -1,18 +1,7 @@
 """text-embeddings-inference's API.
 
-    POST /embed         {"inputs": text | [text]} -> [[0.1, ...]], normalized unless "normalize" is false
-    POST /embed_all     {"inputs": text | [text]} -> [[[0.1, ...], ...]], a vector per token
-    POST /embed_sparse  {"inputs": text | [text]} -> [[{"index": 1012, "value": 0.7}, ...]]
-    POST /similarity    {"inputs": {"source_sentence": text, "sentences": [text]}} -> [0.9, ...]
-    POST /rerank        {"query": text, "texts": [text]} -> [{"index": 1, "score": 0.9}, ...]
-    POST /predict       {"inputs": text | [text, text] | [[text], ...]} -> [{"score": 0.9, "label": "joy"}, ...]
-    POST /tokenize      {"inputs": text | [text]} -> [[{"id", "text", "special", "start", "stop"}, ...]]
-    POST /decode        {"ids": [id] | [[id]]} -> [text]
-    POST /vertex        {"instances": [body, ...]} -> {"predictions": [answer, ...]}
-    POST /, /invocations    the route of the model's kind
-
-A body with ``parameters`` at the last two has the form of Hugging Face's inference API, which huggingface_hub sends. It
-serves every predictive task, in the format of transformers' pipelines.
+At / and /invocations, a body with ``parameters`` has the form of Hugging Face's inference API, which huggingface_hub
+sends. It serves every predictive task, in the format of transformers' pipelines.
 
 Sources: https://github.com/huggingface/text-embeddings-inference, router/src/http/server.rs, and
 https://huggingface.co/docs/inference-providers/tasks/index
@@ -58,7 +47,6 @@ from hf_transformer.api.dialects.tei_form import (
     status_of,
     within_instance,
 )
-from hf_transformer.api.errors import expect, expect_items
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import representations, require_representation
 from hf_transformer.api.service import Model, Service
@@ -264,7 +252,11 @@ async def _pipeline(ask: Ask, inputs: Json, parameters: Mapping[str, Json]) -> R
     As in transformers, the labels of a single text are a list in a list, and those of zero_shot_classification are
     objects.
     """
-    instances = expect_items(inputs if isinstance(inputs, list) else [inputs], "inputs", "a text or a list of texts")
+    if inputs is None:
+        raise InvalidInput("inputs", "a text or a list of texts", "nothing")
+    instances = inputs if isinstance(inputs, list) else [inputs]
+    if not instances:
+        raise EmptyList("inputs", "a text or a list of texts")
     ask.budget.few("inputs", instances)
     is_single = not isinstance(inputs, list)
     # The task's parameters are no fields of their own here.
@@ -362,13 +354,12 @@ async def vertex(service: Service, call: Call, payload: Mapping[str, Json]) -> R
 
 async def _instance(service: Service, model: Model, body: Json, index: int, call: Call) -> Json:
     whole = call.context
-    payload = expect(body, dict, ("instances", index), "an object")
     context = Context(whole.request_id, whole.headers, deadline=whole.deadline)
     context.model_name, context.served_name, context.adapter = whole.model_name, whole.served_name, whole.adapter
     context.arrived, context.budget = whole.arrived, whole.budget
-    ask = Ask(service, model, payload, context, call.budget)
+    ask = Ask(service, model, body, context, call.budget)
     try:
-        answer = (await by_kind(ask, KIND.read(payload))).body
+        answer = (await by_kind(ask, KIND.read(body))).body
         whole.values += context.values
         return answer
     except FieldError as error:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from hf_transformer.api.bodies import TEXT_OR_IDS, OpenModelBody
-from hf_transformer.api.errors import expect_types
+from hf_transformer.api.bodies import OpenModelBody
 from hf_transformer.api.retrieval import Dimensions, PromptName, Side
 from hf_transformer.errors import (
     EmptyList,
@@ -29,20 +28,20 @@ from hf_transformer.errors import (
     RequestError,
     TooManyRequests,
     Unavailable,
-    describe,
 )
 from hf_transformer.protocol.server_codec import note_ignored
 from hf_transformer.tasks.similarity import SparseVector
-from hf_transformer.types.fields import Form, Natural, NonEmpty, OpenBody, about
+from hf_transformer.types.fields import Form, Natural, NonEmpty, OpenBody, about, read_value
 from hf_transformer.types.http import HeaderLines
 from hf_transformer.types.request import Context, Json, RequestBudget
 
 VALIDATED = (("prompt_name",), ("dimensions",))
 """The last names of fields whose values the original compares with the model."""
-STRING = frozenset((str,))
 SEQUENCES = "a text, a pair [text, text], or a list of [text] and [text, text]"
 Ids = NonEmpty[Natural]
-TextOrPair = Annotated[NonEmpty[str], Meta(max_length=2)]
+Text = Annotated[str, about(expected="a text")]
+TextOrIds = Annotated[str | list[Json], about(expected="a text or a list of token ids")]
+TextOrPair = Annotated[NonEmpty[Text], Meta(max_length=2), about(expected="[text] or [text, text]")]
 Sequences = Annotated[
     str | NonEmpty[Json],
     about(
@@ -178,16 +177,15 @@ def read_inputs(inputs: str | list[Json], budget: RequestBudget) -> list[Json]:
     if type(inputs[0]) is int:
         return [{"token_ids": inputs}]
     budget.few("inputs", inputs)
-    if list not in expect_types(inputs, TEXT_OR_IDS, "inputs", "a text or a list of token ids"):
-        return inputs
-    return [{"token_ids": item} if type(item) is list else item for item in inputs]
+    items = read_value(inputs, list[TextOrIds], ("inputs",))
+    return [item if isinstance(item, str) else {"token_ids": item} for item in items]
 
 
-def read_strings(texts: list[Json], path: Path, budget: RequestBudget, others: int = 0) -> list[str]:
-    """Reads a list of texts, beside ``others``. Raises InvalidInput, and TooLarge for too many."""
-    budget.few(path, texts, others)
-    expect_types(texts, STRING, path, "a text")
-    return texts
+def read_strings(texts: list[Json], path: Path, budget: RequestBudget, earlier: int = 0) -> list[str]:
+    """Reads a list of texts, beside ``earlier`` texts. Raises InvalidInput, and TooLarge for too many."""
+    budget.few(path, texts, earlier)
+    strings: list[str] = read_value(texts, list[Text], path)
+    return strings
 
 
 def read_sequences(inputs: str | list[Json], budget: RequestBudget) -> tuple[list[tuple[str, ...]], bool]:
@@ -198,17 +196,10 @@ def read_sequences(inputs: str | list[Json], budget: RequestBudget) -> tuple[lis
     Raises InvalidInput for another form, and TooLarge for too many.
     """
     items = [inputs] if isinstance(inputs, str) else inputs
-    is_single = isinstance(items[0], str)
-    if not is_single:
-        budget.few("inputs", items)
-    sequences = [items] if is_single else items
-    for index, sequence in enumerate(sequences):
-        path: Path = ("inputs",) if is_single else ("inputs", index)
-        if type(sequence) is not list or not STRING.issuperset(map(type, sequence)):
-            raise InvalidInput(path, SEQUENCES if is_single else "[text] or [text, text]", describe(sequence))
-        if len(sequence) not in (1, 2):
-            raise InvalidInput(path, "one or two texts", str(len(sequence)))
-    return [tuple(sequence) for sequence in sequences], is_single
+    if isinstance(items[0], str):
+        return [tuple(read_value(items, TextOrPair, ("inputs",)))], True
+    budget.few("inputs", items)
+    return [tuple(sequence) for sequence in read_value(items, list[TextOrPair], ("inputs",))], False
 
 
 def characters(text: Json) -> int:
@@ -228,11 +219,7 @@ def compute_headers(count: int, tokens: int, context: Context) -> HeaderLines:
     The original reports the mean over a request's texts; these durations are those of the whole request.
     """
     total = (perf_counter() - context.arrived) * 1e3
-    numbers = {
-        "time": total,
-        "characters": count,
-        "tokens": tokens,
-    }
+    numbers = {"time": total, "characters": count, "tokens": tokens}
     stages = {
         "total": total,
         "tokenization": context.tokenize * 1e3,
@@ -280,7 +267,7 @@ def within_instance(error: FieldError, index: int, context: Context) -> FieldErr
     name = context.field_names
     path = error.path if name is None else name(error.path)
     # The path "model" has a meaning of its own in error_kind.
-    return error.at(path if path == ("model",) else ("instances", index, *path))
+    return error.at(path if path == ("model",) else ("instances", index, *(() if path == ("body",) else path)))
 
 
 def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -322,8 +309,3 @@ class TeiToken(Struct):
 
 class TeiPredictions(Struct):
     predictions: list[Json]
-
-
-class TeiError(Struct):
-    error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]

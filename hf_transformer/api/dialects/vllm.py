@@ -1,13 +1,5 @@
 """vLLM's routes of pooling models and of the tokenizer. Its embeddings and rerank are OpenAI's (api/openai).
 
-    POST /score, /v1/score        {"queries", "documents"}, or text_1 and text_2, data_1 and data_2, queries and items
-                                  -> {"data": [{"index", "object": "score", "score"}]} in the order of the pairs
-    POST /classify, /v1/classify  {"input"} -> {"data": [{"index", "label", "probs", "num_classes"}]}
-    POST /pooling, /v1/pooling    {"input", "task"} -> {"data": [{"index", "object": "pooling", "data": [...]}]}
-    POST /tokenize                {"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens", "token_strs"}
-    POST /detokenize              {"tokens"} -> {"prompt"}
-    POST /generative_scoring      generative_scoring.py
-
 Sources: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html and vllm/entrypoints/pooling of
 https://github.com/vllm-project/vllm
 """
@@ -20,23 +12,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, Priority, Unused, read_texts, rename_fields
+from hf_transformer.api.bodies import TEXTS_OR_IDS, ModelBody, Priority, Unused, read_texts, refuse_ids, rename_fields
 from hf_transformer.api.call import Call
-from hf_transformer.api.chat_tools import Tools
-from hf_transformer.api.chats import (
-    Documents,
-    FinalMessage,
-    GenerationPrompt,
-    Messages,
-    OwnTemplate,
-    ReasoningEffort,
-    TemplateVariables,
-    render_chat,
-)
+from hf_transformer.api.chats import render_chat
 from hf_transformer.api.dialects import generative_scoring
 from hf_transformer.api.dialects.routes import ALL, DialectRoute, Kind, ListHead, TypedHandler, listed, typed_route
 from hf_transformer.api.documents import SINGLE_INPUT, Document, read_document, read_documents, to_base64
 from hf_transformer.api.error_forms import render_error
+from hf_transformer.api.images import ChatImages
+from hf_transformer.api.rendered import RenderChatRequest, TokenizeResponse, reply_tokens
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
     Dimensions,
@@ -66,7 +50,6 @@ from hf_transformer.types.fields import Form, Natural, NonEmpty, about
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH, Names
 from hf_transformer.types.request import Answers, Json, Query, RequestBudget
-from hf_transformer.types.tokenization import Tokenization
 
 SEQUENCE_CLASSIFICATION, EMBEDDING, TOKENS = SequenceClassification.name, TextEmbedding.name, FeatureExtraction.name
 POOLING: Mapping[str, Mapping[str, str]] = {
@@ -198,7 +181,7 @@ def _read_input(body: InputBody, service: Service, call: Call, model: Model) -> 
 
     def read_ids(ids: list[Json], path: Path) -> Json:
         if model.task.name != EMBEDDING or not service.token_inputs:
-            raise InvalidInput(path, "text", "token ids", "only embeddings take them, with --enable_token_inputs")
+            raise refuse_ids(path, "only embeddings take them, with --enable_token_inputs")
         return {"token_ids": ids}
 
     texts, single = read_texts(("input",), body.input, call.budget, read_ids)
@@ -298,28 +281,14 @@ class TokenizePromptRequest(TokenizerBody):
     return_token_strs: Annotated[bool, about("The names of tokens in the answer.")] = False
 
 
-class TokenizeChatRequest(TokenizerBody):
-    messages: Messages
-    add_special_tokens: Annotated[bool, about("The tokenizer's special tokens, beside the template's.")] = False
+class TokenizeChatRequest(RenderChatRequest):
+    """A body of chat completions, and the form of the answer."""
+
     return_token_strs: Annotated[bool, about("The names of tokens in the answer.")] = False
-    tools: Tools = None
-    documents: Documents = None
-    chat_template: OwnTemplate = None
-    chat_template_kwargs: TemplateVariables = None
-    add_generation_prompt: GenerationPrompt = True
-    continue_final_message: FinalMessage = False
-    reasoning_effort: ReasoningEffort = None
 
 
 class DetokenizeRequest(TokenizerBody):
     tokens: Annotated[list[Json], about("Token ids.", expected="a list of token ids", shown=(list[Natural],))]
-
-
-class TokenizeResponse(Struct):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
 
 
 class DetokenizeResponse(Struct):
@@ -335,34 +304,17 @@ TOKENIZE_PROMPT, TOKENIZE_CHAT, DETOKENIZE = (
 
 async def tokenize_prompt(service: Service, call: Call, model: Model, body: TokenizePromptRequest) -> Response:
     """Tokenizes a prompt."""
-    return await _tokenize(service, call, model, body.prompt, body)
+    special, strings = body.add_special_tokens, body.return_token_strs
+    return await reply_tokens(service, call, model, body.prompt, "prompt", special=special, strings=strings)
 
 
 async def tokenize_chat(service: Service, call: Call, model: Model, body: TokenizeChatRequest) -> Response:
     """Tokenizes a chat that the model's template renders."""
-    prompt = await render_chat(call, generative(model, "messages"), body)
-    return await _tokenize(service, call, model, prompt, body)
-
-
-async def _tokenize(
-    service: Service, call: Call, model: Model, text: str, body: TokenizePromptRequest | TokenizeChatRequest
-) -> Response:
-    strings = body.return_token_strs
-    options = Tokenization(strings, whole=True, special_tokens=body.add_special_tokens, token_values=2)
-    field: Path = ("prompt",) if isinstance(body, TokenizePromptRequest) else ("messages",)
-    rename_fields(call.context, {("instances",): field, ("instances", 0): field})
-    [[encoding]] = await model.encode([text], options, call.context)
-    call.context.values = 2 * len(encoding)
-    return await reply_arrays(
-        {
-            "count": len(encoding),
-            "max_model_len": model.tokenizer.max_length,
-            "tokens": encoding.ids,
-            "token_strs": encoding.tokens if strings else None,
-        },
-        call.context,
-        service.executor,
-    )
+    chat_model = generative(model, "messages")
+    images = ChatImages(chat_model, call.budget, renders=True)
+    prompt = await render_chat(call, chat_model, body, images)
+    special, strings = body.add_special_tokens or False, body.return_token_strs
+    return await reply_tokens(service, call, model, prompt, "messages", special=special, strings=strings, images=images)
 
 
 async def detokenize(service: Service, call: Call, model: Model, body: DetokenizeRequest) -> Response:

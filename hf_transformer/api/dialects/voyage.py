@@ -1,10 +1,5 @@
 """Voyage's contextualized chunk embeddings: chunks of a document are embedded in one pass of the model (late chunking).
 
-    POST /v1/contextualizedembeddings
-    {"inputs": [[chunk, ...], ...], "model", "input_type", "output_dimension", "output_dtype", "encoding_format"}
-    -> {"object": "list", "data": [{"object": "list", "index": 0, "data": [{"object": "embedding", "embedding",
-        "index"}]}], "model", "usage": {"total_tokens"}}
-
 Voyage's embeddings and rerank share their routes with OpenAI's (api/openai).
 
 Sources: https://docs.voyageai.com/reference/contextualized-embeddings-api and the package voyageai
@@ -20,7 +15,6 @@ from hf_transformer.api.call import Call
 from hf_transformer.api.dialects.routes import typed_route
 from hf_transformer.api.documents import VectorList, to_base64
 from hf_transformer.api.error_forms import render_detail
-from hf_transformer.api.errors import expect_items
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
     Dimensions,
@@ -35,11 +29,12 @@ from hf_transformer.api.retrieval import (
 from hf_transformer.api.service import Model, Service
 from hf_transformer.errors import Path
 from hf_transformer.tasks.text_embedding import DENSE, TextEmbedding
-from hf_transformer.types.fields import Form, NonEmpty, about, only
+from hf_transformer.types.fields import Form, NonEmpty, about, only, read_value
 from hf_transformer.types.http import Response
 from hf_transformer.types.paths import EACH
 from hf_transformer.types.request import Json, Query
 
+Chunks = Annotated[NonEmpty[Json], about(expected="a list of texts")]
 CHUNKS: Mapping[Path, Path] = {("inputs", EACH, "chunks"): ("inputs", EACH)}
 """The names of fields: a document is the list of its chunks."""
 
@@ -68,7 +63,7 @@ async def contextualized(service: Service, call: Call, model: Model, body: Conte
     call.budget.few("inputs", body.inputs)
     documents = []
     for index, chunks in enumerate(body.inputs):  # the task reads them one by one, until the answer has too many values
-        call.budget.few(("inputs", index), expect_items(chunks, ("inputs", index), "a list of texts"))
+        call.budget.few(("inputs", index), read_value(chunks, Chunks, ("inputs", index)))
         documents.append({"chunks": chunks})
     options = unit_length(model) | CONTEXTUALIZED.options(body) | read_precision(body.output_dtype)
     options |= read_purpose(body.input_type, model, call.context)

@@ -30,9 +30,11 @@ TAGS = {
     "V2": "The open inference protocol (V2) over REST.",
     "Generate": "Triton's generate extension. Needs a model that generates text.",
     "OpenAI": "The OpenAI API.",
+    "Anthropic": "Anthropic's Messages API.",
     "Tokenization": "The tokenizer and the chat template of the served model.",
     "TEI": "text-embeddings-inference's API. Unknown fields have no effect; a header lists them.",
     "vLLM": "vLLM's routes of pooling models, of the tokenizer and of generative scoring.",
+    "Presidio": "Presidio's analyzer and anonymizer.",
     "Retrieval": "Cohere, Jina, Voyage and NVIDIA NIM.",
     "Operations": "For the cluster: liveness, metrics, and this document.",
 }
@@ -239,10 +241,7 @@ class _Builder:
         content: dict[str, Json] = {"schema": self._schemas.of(shape, closed=closed)}
         if examples and kind == JSON:
             content["examples"] = {
-                key_of(title): {
-                    "summary": title,
-                    "value": with_mask(value, self._about.mask),
-                }
+                key_of(title): {"summary": title, "value": with_mask(value, self._about.mask)}
                 for title, value in examples.items()
             }
         return content
@@ -264,9 +263,20 @@ def key_of(title: str) -> str:
     return re.sub(r"[^\w-]+", "_", title)
 
 
-def _tokenizes(one: Operation) -> bool:
+def _tokenizes(operation: Operation) -> bool:
     """Whether an operation needs only the tokenizer."""
-    return one.id in ("teiTokenize", "teiDecode", "detokenizeIds", "renderCompletions", "renderChat")
+    return operation.id in (
+        "teiTokenize",
+        "teiDecode",
+        "detokenizeIds",
+        "renderCompletions",
+        "renderChat",
+        "renderMessages",
+        "renderResponses",
+        "derenderCompletions",
+        "derenderChat",
+        "anthropicCountTokens",
+    )
 
 
 def _either(names: Sequence[str]) -> str:

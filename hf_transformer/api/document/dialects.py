@@ -16,12 +16,18 @@ from hf_transformer.api.openai.rerank import InfinityRerankResponse
 from hf_transformer.api.table import ROUTES
 from hf_transformer.types.request import Json
 
-PARAMETERS = ("Model", "RequestId", "TraceParent")
+WITHOUT_MODEL = ("RequestId", "TraceParent")
+PARAMETERS = ("Model", *WITHOUT_MODEL)
 FINE, RAIN = "What a fine day.", "Rain is falling."
 SCORED: Json = {"queries": "What do cats eat?", "documents": ["Paris is a city.", "Cats eat fish."]}
 COHERE: Json = {"model": MODEL, "texts": [FINE], "input_type": "search_query", "embedding_types": ["float"]}
-TEI, VLLM, RETRIEVAL = ("TEI",), ("vLLM",), ("Retrieval",)
-FORMS: Mapping[tuple[str, ...], ErrorForm] = {TEI: ErrorForm.TEI, VLLM: ErrorForm.OPENAI, RETRIEVAL: ErrorForm.MESSAGE}
+TEI, VLLM, RETRIEVAL, PRESIDIO = ("TEI",), ("vLLM",), ("Retrieval",), ("Presidio",)
+FORMS: Mapping[tuple[str, ...], ErrorForm] = {
+    TEI: ErrorForm.TEI,
+    VLLM: ErrorForm.OPENAI,
+    RETRIEVAL: ErrorForm.MESSAGE,
+    PRESIDIO: ErrorForm.PRESIDIO,
+}
 
 
 def body_of(path: str) -> Shape:
@@ -50,6 +56,7 @@ def _dialect(path: str, id: str, tags: tuple[str, ...], summary: str, *, title: 
     example = more.pop("example", None)
     examples: Mapping[str, Json] = more.pop("examples", {title or summary: example})
     more.setdefault("errors", FORMS.get(tags, ErrorForm.SHARED))
+    more.setdefault("parameters", PARAMETERS)
     return Operation(
         path=path,
         id=id,
@@ -59,7 +66,6 @@ def _dialect(path: str, id: str, tags: tuple[str, ...], summary: str, *, title: 
         body=body_of(path),
         answer=answer_of(path),
         examples=examples,
-        parameters=PARAMETERS,
         **more,
     )
 
@@ -75,13 +81,7 @@ BY_KIND = _dialect(
 )
 SCORE = _dialect("/score", "score", VLLM, "Scores of pairs of texts", example=SCORED)
 CLASSIFY = _dialect("/classify", "classify", VLLM, "The probabilities of all labels", example={"input": FINE})
-POOLING = _dialect(
-    "/pooling",
-    "pooling",
-    VLLM,
-    "Vectors of texts or tokens, or probabilities",
-    example={"input": FINE},
-)
+POOLING = _dialect("/pooling", "pooling", VLLM, "Vectors of texts or tokens, or probabilities", example={"input": FINE})
 COHERE_EMBED = _dialect("/v1/embed", "v1Embed", RETRIEVAL, "Vectors of texts, as in Cohere", example=COHERE)
 V1_EMBEDDINGS = EMBEDDINGS.at("/v1/embeddings", "v1Embeddings", examples={"embeddings": TEXTS})
 V1_RERANK = RERANK.at("/v1/rerank", "v1Rerank", examples={"documents": RANKING})
@@ -97,13 +97,7 @@ OPERATIONS = (
             "one text": {"inputs": FINE, "truncate": True, "dimensions": 4},
         },
     ),
-    _dialect(
-        "/embed_all",
-        "teiEmbedAll",
-        TEI,
-        "Vectors of tokens",
-        example={"inputs": FINE},
-    ),
+    _dialect("/embed_all", "teiEmbedAll", TEI, "Vectors of tokens", example={"inputs": FINE}),
     _dialect(
         "/embed_sparse",
         "teiEmbedSparse",
@@ -131,8 +125,15 @@ OPERATIONS = (
         "teiTokenize",
         ("TEI", "vLLM"),
         "The tokens of texts",
-        description="The fields choose the API. TEI's spans are in bytes of UTF-8.",
-        examples={"vLLM": {"prompt": FINE, "return_token_strs": True}, "TEI": {"inputs": FINE}},
+        description="The fields choose the API. TEI's spans are in bytes of UTF-8. The tokens of a chat are those "
+        "of its prompt; the body is one of chat completions, Responses or Messages.",
+        examples={
+            "vLLM": {"prompt": FINE, "return_token_strs": True},
+            "a chat": {"messages": [{"role": "user", "content": FINE}]},
+            "Responses": {"input": FINE, "instructions": "Be brief."},
+            "Messages": {"system": "Be brief.", "messages": [{"role": "user", "content": FINE}]},
+            "TEI": {"inputs": FINE},
+        },
     ),
     _dialect("/decode", "teiDecode", TEI, "The texts of token ids", example={"ids": [1, 2]}),
     BY_KIND.at("/invocations", "teiInvocations"),
@@ -174,6 +175,57 @@ OPERATIONS = (
         returns="The request for vLLM's /inference/v1/generate.",
     ),
     _dialect(
+        "/v1/messages/render",
+        "renderMessages",
+        VLLM,
+        "The token ids of a conversation in Anthropic's form",
+        description="As for chats.",
+        example={"max_tokens": 8, "messages": [{"role": "user", "content": "What is the capital of france?"}]},
+        returns="The request for vLLM's /inference/v1/generate.",
+    ),
+    _dialect(
+        "/v1/responses/render",
+        "renderResponses",
+        VLLM,
+        "The token ids of a conversation in the form of Responses",
+        description="As for chats.",
+        example={"input": "What is the capital of france?"},
+        returns="The request for vLLM's /inference/v1/generate.",
+    ),
+    _dialect(
+        "/v1/chat/completions/derender",
+        "derenderChat",
+        VLLM,
+        "The answer to a chat from its token ids",
+        description="As in vLLM's render server, whole or in parts. The client keeps the state of a stream.",
+        examples={
+            "whole": {
+                "generate_response": {"choices": [{"index": 0, "token_ids": [1, 2]}]},
+                "chat_request": {"messages": [{"role": "user", "content": "What is the capital of france?"}]},
+            },
+            "a part of a stream": {
+                "stream": True,
+                "generate_chunk": {"choices": [{"index": 0, "token_ids": [1, 2]}]},
+                "prompt_token_ids": [1],
+                "chat_request": {"messages": [{"role": "user", "content": "What is the capital of france?"}]},
+            },
+        },
+    ),
+    _dialect(
+        "/v1/completions/derender",
+        "derenderCompletions",
+        VLLM,
+        "The texts of prompts from their token ids",
+        description="As for chats.",
+        examples={
+            "whole": {"generate_responses": [{"choices": [{"index": 0, "token_ids": [1, 2]}]}]},
+            "a part of a stream": {
+                "stream": True,
+                "generate_chunk": {"choices": [{"index": 0, "token_ids": [1, 2]}]},
+            },
+        },
+    ),
+    _dialect(
         "/generative_scoring",
         "generativeScoring",
         VLLM,
@@ -212,6 +264,27 @@ OPERATIONS = (
         RETRIEVAL,
         "The logits of passages for a query, as in NVIDIA NIM",
         example={"query": {"text": "What do cats eat?"}, "passages": [{"text": "Cats eat fish."}]},
+    ),
+    _dialect(
+        "/analyze",
+        "presidioAnalyze",
+        PRESIDIO,
+        "The personal data in a text, as in Presidio's analyzer",
+        description="The answer to a list of texts is a list of results for each.",
+        example={"text": "Anna Smith lives in Berlin.", "language": "en"},
+    ),
+    _dialect(
+        "/anonymize",
+        "presidioAnonymize",
+        PRESIDIO,
+        "A text without its personal data, as in Presidio's anonymizer",
+        description="Replaces the results of /analyze. No model is asked.",
+        example={
+            "text": "Anna Smith lives in Berlin.",
+            "analyzer_results": [{"start": 0, "end": 10, "entity_type": "PERSON", "score": 0.9}],
+        },
+        parameters=WITHOUT_MODEL,
+        runs_model=False,
     ),
     *(V1_EMBEDDINGS.at("/embeddings", "embeddings"), V1_EMBEDDINGS),
     V1_EMBEDDINGS.at("/infinity/embeddings", "infinityEmbeddings", summary="Vectors of texts, for Infinity's clients"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from hf_transformer.api.bodies import TASKS
+from hf_transformer.api.chat_completions import ChatRequest
 from hf_transformer.api.document.operation import EVENTS, MODEL, PREFIX, ErrorForm, Operation
-from hf_transformer.api.document.schemas import ClosedAnswer, Schemas, events
+from hf_transformer.api.document.schemas import ClosedAnswer, events, named_events
 from hf_transformer.api.document.v1 import OpenAIModel
 from hf_transformer.api.openai.answers import (
     RESPONSE_EVENTS,
@@ -16,9 +17,9 @@ from hf_transformer.api.openai.answers import (
     CompletionResponse,
     ResponsesAnswer,
 )
-from hf_transformer.api.openai.chat import ChatRequest
 from hf_transformer.api.openai.completions import CompletionRequest
 from hf_transformer.api.openai.embeddings import EmbeddingsRequest, EmbeddingsResponse
+from hf_transformer.api.openai.moderations import ModerationsRequest, ModerationsResponse
 from hf_transformer.api.openai.rerank import RerankRequest, RerankResponse
 from hf_transformer.api.openai.responses import ResponsesRequest
 from hf_transformer.types.request import Json
@@ -33,15 +34,6 @@ STREAMED = "With stream, server-sent events with a chunk each, and [DONE] at the
 class OpenAIModels(ClosedAnswer):
     object: Literal["list"]
     data: list[OpenAIModel]
-
-
-def named_events(schemas: Schemas) -> Json:
-    """The schema of an event of Responses, whose name is the type in its data."""
-    forms = [schemas.of(kind, closed=True) for kind in RESPONSE_EVENTS]
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": forms}}
-    help = "response.output_text.delta, for instance."
-    event = {"type": "string", "description": help}
-    return {"type": "object", "required": ["event", "data"], "properties": {"event": event, "data": data}}
 
 
 COMPLETIONS = Operation(
@@ -102,7 +94,7 @@ RESPONSES = COMPLETIONS.at(
         },
     },
     answer=ResponsesAnswer,
-    other_answers={EVENTS: named_events},
+    other_answers={EVENTS: named_events(RESPONSE_EVENTS, "response.output_text.delta")},
     returns="The response. With stream, server-sent events.",
 )
 TEXTS: Json = {"model": MODEL, "input": ["What a fine day.", "Rain is falling."]}
@@ -138,6 +130,19 @@ RERANK = EMBEDDINGS.at(
     answer=RerankResponse,
     returns="The best document first.",
 )
+MODERATIONS = EMBEDDINGS.at(
+    f"{PREFIX}/v1/moderations",
+    "openaiModerations",
+    summary="Whether texts are harmful",
+    tasks=TASKS["moderations"],
+    body=ModerationsRequest,
+    examples={
+        "texts": TEXTS,
+        "parts": {"model": MODEL, "input": [{"type": "text", "text": "What a fine day."}]},
+    },
+    answer=ModerationsResponse,
+    returns="A result for each text, in their order.",
+)
 MODELS = Operation(
     method="get",
     path=f"{PREFIX}/v1/models",
@@ -145,13 +150,17 @@ MODELS = Operation(
     summary="The served models",
     tags=OPENAI,
     answer=OpenAIModels,
-    returns="The models.",
+    returns="The list of models.",
     errors=ErrorForm.OPENAI,
     only_with_prefix=True,
 )
 OPERATIONS = (
-    *(EMBEDDINGS, RERANK, COMPLETIONS, CHAT, RESPONSES, MODELS),
+    *(EMBEDDINGS, RERANK, MODERATIONS, COMPLETIONS, CHAT, RESPONSES, MODELS),
     MODELS.at(
-        f"{PREFIX}/v1/models/{{model}}", "openaiModel", summary="A model", answer=OpenAIModel, returns="The model."
+        f"{PREFIX}/v1/models/{{model}}",
+        "openaiModel",
+        summary="A served model",
+        answer=OpenAIModel,
+        returns="A member of the list.",
     ),
 )

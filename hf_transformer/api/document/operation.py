@@ -36,16 +36,18 @@ class ErrorForm(Enum):
 
     SERVICE = "Error"
     OPENAI = "OpenAIError"
+    ANTHROPIC = "AnthropicError"
     TEI = "TeiError"
     MESSAGE = "MessageError"
     SHARED = "SharedError"
+    PRESIDIO = "PresidioError"
 
 
 BODY_STATUSES = (400, 401, 404, 408, 413, 415, 429, 503)
 """Failures of each operation with a body."""
 PREDICTOR_STATUSES = (502, 504)
 """Failures of operations that call the predictor."""
-TEI_STATUSES = (422, 424)
+TEI_STATUSES, PRESIDIO_STATUSES = (422, 424), (422,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,9 @@ class Operation:
             return (*failures, *((404,) if MODEL in self.path or self.id == "info" else ()))
         if self.errors is ErrorForm.TEI:
             return (*BODY_STATUSES, *TEI_STATUSES)
-        shared = TEI_STATUSES if self.errors is ErrorForm.SHARED else ()
+        shared: tuple[int, ...] = TEI_STATUSES if self.errors is ErrorForm.SHARED else ()
+        if self.errors is ErrorForm.PRESIDIO and not self.runs_model:
+            shared = PRESIDIO_STATUSES
         return (*BODY_STATUSES, *(PREDICTOR_STATUSES if self.runs_model else ()), *shared)
 
     def at(self, path: str, id: str, **changes: Any) -> Operation:

@@ -94,6 +94,18 @@ def events(kind: type[Struct], *, done: bool = False) -> Callable[[Schemas], Jso
     return make
 
 
+def named_events(kinds: Sequence[type[Struct]], example: str) -> Callable[[Schemas], Json]:
+    """Makes the schema of one server-sent event whose name is the type in its data."""
+
+    def make(schemas: Schemas) -> Json:
+        forms = [schemas.of(kind, closed=True) for kind in kinds]
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": forms}}
+        event = {"type": "string", "description": f"{example}, for instance."}
+        return {"type": "object", "required": ["event", "data"], "properties": {"event": event, "data": data}}
+
+    return make
+
+
 def _without_null_defaults(schema: Json) -> Json:
     """The schema of an object. A default of null says nothing more than that a field is optional."""
     for part in schema.get("properties", {}).values():

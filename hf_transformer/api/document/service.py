@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET
 
+from hf_transformer import RELEASE
+from hf_transformer.api.anthropic.answers import AnthropicErrorAnswer
 from hf_transformer.api.document.operation import PREFIX, ErrorForm, Maybe, Operation
 from hf_transformer.api.document.schemas import ClosedAnswer, Schemas
 from hf_transformer.tasks.fill_mask import FillMask
@@ -53,8 +55,10 @@ class MessageErrorAnswer(ClosedAnswer):
 ERROR_TYPES: dict[ErrorForm, Any] = {
     ErrorForm.SERVICE: ErrorAnswer,
     ErrorForm.OPENAI: OpenAIErrorAnswer,
+    ErrorForm.ANTHROPIC: AnthropicErrorAnswer,
     ErrorForm.TEI: TeiErrorAnswer,
     ErrorForm.MESSAGE: MessageErrorAnswer,
+    ErrorForm.PRESIDIO: ErrorAnswer,
     ErrorForm.SHARED: OpenAIErrorAnswer | TeiErrorAnswer,
 }
 FAILURES = {
@@ -64,11 +68,8 @@ FAILURES = {
     408: ("TooSlow", "The body did not arrive within --client_timeout_seconds."),
     413: ("TooLarge", "The body, the batch or a text is over a limit, which the message names."),
     415: ("UnsupportedEncoding", "The body has an unknown compression, charset or form."),
-    422: ("Unprocessable", "A wrong field or a long text, in text-embeddings-inference's form."),
-    424: (
-        "BackendError",
-        "An error of the predictor or a model of another kind, in text-embeddings-inference's form.",
-    ),
+    422: ("Unprocessable", "A wrong field or a long text, in text-embeddings-inference's or Presidio's form."),
+    424: ("BackendError", "An error of the predictor or a model of another kind, in text-embeddings-inference's form."),
     429: (
         "TooManyRequests",
         "The requests in flight, their tokens or the bytes of their bodies have reached a limit, which the message "
@@ -178,9 +179,9 @@ HEALTH = Operation(
     method="get",
     path="/health",
     id="health",
-    summary="The readiness of the service, as in vLLM",
+    summary="The readiness of the service, as in vLLM and text-embeddings-inference",
     tags=OPERATIONS_TAG,
-    returns="The service is ready. The answer has no body.",
+    returns="The service is ready, without a body; 503 with the reason.",
     not_ready=ErrorAnswer,
     is_open=True,
 )
@@ -196,12 +197,12 @@ INFO_EXAMPLES: dict[str, Json] = {
         "max_client_batch_size": 2048,
         "auto_truncate": True,
         "tokenization_workers": 6,
-        "version": "0.16.0",
+        "version": RELEASE,
         "models": [{"name": "minilm", "task": TextEmbedding.name, "ready": True, "aliases": [], "adapters": []}],
         "links": {"health": "/v2/health/ready", "docs": "/docs"},
     },
     "several models": {
-        "version": "0.16.0",
+        "version": RELEASE,
         "models": [
             {"name": "bert", "task": FillMask.name, "ready": True, "aliases": ["text"], "adapters": []},
             {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_transformer.api.document import dialects, openai, service, tokenization, v1, v2
+from hf_transformer.api.document import anthropic, dialects, openai, service, tokenization, v1, v2
 from hf_transformer.api.document.operation import PREFIX, Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -10,6 +10,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *tokenization.OPERATIONS,
     *v2.OPERATIONS,
     *openai.OPERATIONS,
+    *anthropic.OPERATIONS,
     *service.OPERATIONS,
     *dialects.OPERATIONS,
 )

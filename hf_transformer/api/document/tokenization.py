@@ -6,10 +6,7 @@ from typing import Annotated
 
 from msgspec import UNSET
 
-from hf_transformer.api.document.operation import (
-    Maybe,
-    Operation,
-)
+from hf_transformer.api.document.operation import Maybe, Operation
 from hf_transformer.api.document.schemas import ClosedAnswer, Schemas
 from hf_transformer.api.document.v1 import CONTEXT, Some, Span, instances_body
 from hf_transformer.api.tokenize import PromptedTokenizeParameters, TokenizeParameters
@@ -82,7 +79,7 @@ OPERATIONS = (
     Operation(
         path="/v1/models/{model}:tokenize",
         id="tokenize",
-        summary="TokenizedText of texts, and the part that truncation removes",
+        summary="The tokens of texts, and the part that truncation removes",
         tags=TOKENS,
         body=tokenize_request,
         examples={

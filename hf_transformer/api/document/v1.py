@@ -7,20 +7,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
 
-from hf_transformer.api.document.operation import (
-    CLOUD_EVENT,
-    JSON_LINES,
-    Maybe,
-    Operation,
-)
+from hf_transformer import RELEASE
+from hf_transformer.api.call import TritonParameters
+from hf_transformer.api.document.operation import CLOUD_EVENT, JSON_LINES, Maybe, Operation
 from hf_transformer.api.document.schemas import ClosedAnswer, Schemas, distinct, nullable
 from hf_transformer.api.document.service import ErrorAnswer, Links
+from hf_transformer.api.v1 import CloudEvent
 from hf_transformer.generation.task import TASK_CLASSES
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.declaration import Example, array, closed, takes_strings
 from hf_transformer.tasks.options import parameter_schemas
 from hf_transformer.tasks.token_classification import TokenClassification
-from hf_transformer.types.fields import NO_EFFECT, Natural, OpenBody, Positive, about, json_schemas
+from hf_transformer.types.fields import Positive, about, json_schemas
 from hf_transformer.types.request import Json
 
 V1 = ("V1",)
@@ -85,6 +83,7 @@ class Protocols(ClosedAnswer):
     v2: str
     grpc_port: Annotated[Positive | None, about("null without gRPC, and for a port that the system chose.")]
     openai: Annotated[list[str], about("The OpenAI routes for the task.")]
+    anthropic: Annotated[Maybe[list[str]], about("Anthropic's routes, of a model with a chat template.")] = UNSET
     generate: Maybe[str] = UNSET
 
 
@@ -129,7 +128,7 @@ INFO_EXAMPLE: Json = {
     "name": "ner",
     "version": "1",
     "task": TokenClassification.name,
-    "server": {"name": "hf_transformer", "version": "0.16.0"},
+    "server": {"name": "hf_transformer", "version": RELEASE},
     "max_length": 128,
     "output_format": "kserve",
     "on_overflow": "truncate",
@@ -154,17 +153,6 @@ INFO_EXAMPLE: Json = {
 
 
 # V1's predict
-
-
-class TritonParameters(OpenBody):
-    """Parameters that Triton's clients send to any model."""
-
-    timeout: Annotated[Natural | None, about("Microseconds until the answer is 504; 0 for no limit.")] = None
-    priority: Annotated[Any, NO_EFFECT] = None
-    sequence_id: Annotated[Any, NO_EFFECT] = None
-    sequence_start: Annotated[Any, NO_EFFECT] = None
-    sequence_end: Annotated[Any, NO_EFFECT] = None
-    binary_data_output: Annotated[Any, NO_EFFECT] = None
 
 
 def properties_of(kind: type[Struct]) -> dict[str, Json]:
@@ -228,21 +216,10 @@ def v1_request(schemas: Schemas) -> Json:
 
 def v1_event(schemas: Schemas) -> Json:
     """A request as a CloudEvent."""
-    return schemas.reference(
-        "V1Event",
-        lambda: {
-            "type": "object",
-            "description": "A CloudEvent in structured mode. In place of data it may have data_base64, JSON in base64. "
-            "Other attributes have no effect.",
-            "required": ["specversion", "id", "source", "type", "data"],
-            "properties": {
-                "specversion": {"const": "1.0"},
-                **{name: {"type": "string", "minLength": 1} for name in ("id", "source", "type")},
-                "data": v1_request(schemas),
-                "data_base64": {"type": "null"},
-            },
-        },
-    )
+    reference = schemas.of(CloudEvent)
+    properties = schemas.named[CloudEvent.__name__]["properties"]
+    properties["data"] |= nullable(v1_request(schemas))
+    return reference
 
 
 class OffsetTensor(ClosedAnswer):
@@ -305,7 +282,7 @@ OPERATIONS = (
         summary="The served models",
         tags=V1,
         answer=V1Models,
-        returns="The names, and OpenAI's list of models.",
+        returns="The names, aliases and adapters included, and OpenAI's list for clients with the base URL /v1.",
     ),
     Operation(
         method="get",
@@ -323,9 +300,10 @@ OPERATIONS = (
         path="/v1/models/{model}",
         id="v1Model",
         summary="The readiness of a model",
+        description="With --enable_predictor_health_check, a predictor that is not ready counts, too.",
         tags=V1,
         answer=V1Model,
-        returns="The model is ready.",
+        returns="The model is ready, with OpenAI's fields; 503 with the reason until a model that fits is found.",
         not_ready=V1Model | ErrorAnswer,
         is_open=True,
     ),

@@ -6,15 +6,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta
 
-from hf_transformer.api.document.operation import (
-    BINARY,
-    Maybe,
-    Operation,
-    versioned,
-)
+from hf_transformer.api.call import TritonParameters
+from hf_transformer.api.document.operation import BINARY, Maybe, Operation, versioned
 from hf_transformer.api.document.schemas import ClosedAnswer, Schemas, distinct, events, nullable
 from hf_transformer.api.document.service import ErrorAnswer
-from hf_transformer.api.document.v1 import CONTEXT, TritonParameters, parameters_schema, properties_of, task_examples
+from hf_transformer.api.document.v1 import CONTEXT, parameters_schema, properties_of, task_examples
 from hf_transformer.api.generate import BackendParameters, GenerateBody, GenerateResponse
 from hf_transformer.api.nim_tensors import EMBEDDINGS, TOKEN_COUNT
 from hf_transformer.api.v2 import LoadRequest, RepositoryIndexRequest, UnloadRequest
@@ -126,7 +122,7 @@ METADATA = Operation(
     summary="The tensors of the model",
     tags=V2,
     answer=V2Metadata,
-    returns="The inputs and outputs.",
+    returns="The inputs that a request needs, and the outputs, with datatype and shape.",
     not_ready=ErrorAnswer,
 )
 CONFIG = METADATA.at(
@@ -134,7 +130,7 @@ CONFIG = METADATA.at(
     "v2Config",
     summary="The tensors of the model, in the form of Triton's configuration",
     answer=V2Config,
-    returns="The model. The dims have no axis of instances, since max_batch_size is not 0.",
+    returns="The model. max_batch_size is --max_instances, so the dims have no axis of instances.",
 )
 STATISTICS = METADATA.at(
     "/v2/models/{model}/stats",
@@ -150,7 +146,7 @@ READY = Operation(
     summary="The readiness of a model",
     tags=V2,
     answer=V2Ready,
-    returns="The model is ready.",
+    returns="The model is ready, or 503 with the reason.",
     not_ready=V2Ready | ErrorAnswer,
     is_open=True,
 )
@@ -172,7 +168,7 @@ REPOSITORY = Operation(
     body_is_required=False,
     examples={"ready models": {"ready": True}},
     answer=list[RepositoryModel],
-    returns="An entry for each model, alias and adapter.",
+    returns="An entry for each model, alias and adapter: READY, or UNAVAILABLE with the reason.",
     parameters=CONTEXT,
     runs_model=False,
 )
@@ -210,15 +206,9 @@ UNSUPPORTED: Json = dict.fromkeys(
 TENSOR_PROPERTIES: Json = {
     "datatype": {"const": "BYTES"},
     "shape": array({"type": "integer", "minimum": 0}, maxItems=2),
-    "data": {
-        "description": "Flat or nested.",
-        **array({"anyOf": [{"type": "string"}, array({"type": "string"})]}),
-    },
+    "data": {"description": "Flat or nested.", **array({"anyOf": [{"type": "string"}, array({"type": "string"})]})},
     "parameters": nullable(
-        {
-            "type": "object",
-            "properties": {**UNSUPPORTED, "content_type": {"const": "str"}, "binary_data_size": False},
-        }
+        {"type": "object", "properties": {**UNSUPPORTED, "content_type": {"const": "str"}, "binary_data_size": False}}
     ),
 }
 TENSOR_FORM: Json = {"type": "object", "required": ["name", "datatype", "shape", "data"]}

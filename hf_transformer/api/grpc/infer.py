@@ -9,6 +9,7 @@ from functools import partial
 
 import grpc
 
+from hf_transformer.api.body import decoded
 from hf_transformer.api.call import apply_triton_parameters
 from hf_transformer.api.endpoint import UNHELD_BYTES
 from hf_transformer.api.errors import to_request_error
@@ -21,14 +22,13 @@ from hf_transformer.api.tensors import all_parameters, backend_tensors, infer, i
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.limits import AdmissionTicket
 from hf_transformer.core.pipeline import INLINE_VALUES
-from hf_transformer.errors import InvalidInput, RequestError, TooLarge
+from hf_transformer.errors import RequestError, TooLarge
 from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.types import Piece
 from hf_transformer.observability.access_log import CLIENT_CLOSED
 from hf_transformer.protocol import grpc_server_codec as codec
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.server_codec import InferRequest, InferResponse, note_unknown
-from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types.request import Context
 
@@ -99,10 +99,7 @@ class Inference:
 
     def read(self, body: bytes, context: Context, ticket: AdmissionTicket) -> tuple[Model, InferRequest]:
         """Parses a request and finds its model. Raises RequestError."""
-        try:
-            request = codec.decode_infer_request(body, self.service.limits.max_texts)
-        except Malformed as error:
-            raise InvalidInput(*error.args) from error
+        request = decoded(codec.decode_infer_request, body, self.service.limits.max_texts)
         ensure_request_id(context, request.id)
         context.ticket, context.budget = ticket, Budget(self.service.limits, ticket)
         note_unknown(request.ignored, (), context.ignored)

@@ -23,6 +23,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
+from hf_transformer.api.body import decoded
 from hf_transformer.api.grpc.calls import ActiveCalls, Rpc
 from hf_transformer.api.service import Models, Service
 from hf_transformer.api.v2 import (
@@ -34,11 +35,10 @@ from hf_transformer.api.v2 import (
     repository_index,
     statistics,
 )
-from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
+from hf_transformer.errors import NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types.request import Context, Json
 from hf_transformer.types.tensors import ModelDescription
 
@@ -116,10 +116,7 @@ def _control_parameters(request: Any) -> dict[str, Json]:
 
 async def _call_json(name: str, method: JsonMethod, body: bytes, context: Context) -> bytes:
     """Calls a method with a serialized request and serializes its response. Raises RequestError."""
-    try:
-        request = decode(getattr(pb, f"{name}Request"), body)
-    except Malformed as error:
-        raise InvalidInput(*error.args) from error
+    request = decoded(decode, getattr(pb, f"{name}Request"), body)
     value = method(request)
     response: Message = from_json(getattr(pb, f"{name}Response"), await value if isawaitable(value) else value)
     return response.SerializeToString()

@@ -16,17 +16,25 @@ from hf_transformer.types.fields import Body, about
 from hf_transformer.types.request import Json
 
 
-class GenerationUsage(Body):
-    """The numbers of tokens of all prompts and texts."""
+class CompletionDetails(Body):
+    reasoning_tokens: int
 
+
+class GenerationUsage(Body):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class PromptLogprob(Body):
-    """The log probability of a token at a place of the prompt."""
+class ChatUsage(GenerationUsage):
+    """The numbers of tokens of a chat."""
 
+    completion_tokens_details: Annotated[
+        CompletionDetails | UnsetType, about("Of a model with reasoning, in the last usage of a stream.")
+    ] = UNSET
+
+
+class PromptLogprob(Body):
     logprob: float
     rank: Annotated[int, about("1 for the likeliest token.")]
     decoded_token: str
@@ -38,12 +46,18 @@ PromptLogprobs: TypeAlias = Annotated[
 ]
 
 
+class GeneratedHead(Body, kw_only=True):
+    """The first fields of answers and chunks."""
+
+    id: str
+    created: Annotated[int, about("Seconds since 1970.")]
+    model: str
+
+
 # Completions
 
 
 class CompletionLogprobs(Body):
-    """Log probabilities of the tokens of a text."""
-
     tokens: Annotated[list[str], about(r"Texts of tokens; a part of a character is bytes:\xe2\x80.")]
     token_logprobs: list[float | None]
     text_offset: Annotated[list[int], about("Starts of tokens in the text, in characters.")]
@@ -51,8 +65,6 @@ class CompletionLogprobs(Body):
 
 
 class CompletionChoice(Body):
-    """A text."""
-
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -60,24 +72,14 @@ class CompletionChoice(Body):
     prompt_logprobs: PromptLogprobs = UNSET
 
 
-class CompletionResponse(Body):
-    """The answer to a request for completions."""
-
-    id: str
+class CompletionResponse(GeneratedHead):
     object: Literal["text_completion"]
-    created: Annotated[int, about("Seconds since 1970.")]
-    model: str
     choices: list[CompletionChoice]
     usage: GenerationUsage
 
 
-class CompletionChunk(Body):
-    """A chunk of a stream."""
-
-    id: str
+class CompletionChunk(GeneratedHead):
     object: Literal["text_completion"]
-    created: Annotated[int, about("Seconds since 1970.")]
-    model: str
     choices: list[CompletionChoice]
     usage: GenerationUsage | UnsetType | None = UNSET
 
@@ -86,68 +88,51 @@ class CompletionChunk(Body):
 
 
 class TopLogprob(Body):
-    """A token with its log probability."""
-
     token: str
     logprob: float
     bytes: list[int]
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the text, with the likeliest tokens at its place."""
-
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Body):
-    """Log probabilities of the tokens of a message."""
-
     content: list[TokenLogprob]
     refusal: None
 
 
 class FunctionCall(Body):
-    """The call of a function."""
-
     name: str
     arguments: Annotated[str, about("An object as JSON text.")]
 
 
 class MessageCall(Body):
-    """A call in a message."""
-
     id: str
     type: Literal["function"]
     function: FunctionCall
 
 
 class AssistantMessage(Body):
-    """The message of the assistant."""
-
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: Annotated[str | UnsetType, about("The model's reasoning, if its answers have any.")] = UNSET
+    reasoning_content: Annotated[str | UnsetType, about("The same, as older versions of vLLM name it.")] = UNSET
     tool_calls: list[MessageCall] | UnsetType = UNSET
 
 
 class ChatChoice(Body):
-    """A message with the reason of its end."""
-
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
-class ChatResponse(Body):
-    """The answer to a chat."""
-
-    id: str
+class ChatResponse(GeneratedHead):
     object: Literal["chat.completion"]
-    created: Annotated[int, about("Seconds since 1970.")]
-    model: str
     choices: list[ChatChoice]
-    usage: GenerationUsage
+    usage: ChatUsage
     prompt_logprobs: PromptLogprobs = UNSET
 
 
@@ -172,6 +157,8 @@ class ChatDelta(Body):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CallChunk] | UnsetType = UNSET
 
 
@@ -184,15 +171,10 @@ class ChatChunkChoice(Body):
     finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
-class ChatChunk(Body):
-    """A chunk of a stream."""
-
-    id: str
+class ChatChunk(GeneratedHead):
     object: Literal["chat.completion.chunk"]
-    created: Annotated[int, about("Seconds since 1970.")]
-    model: str
     choices: list[ChatChunkChoice]
-    usage: GenerationUsage | UnsetType | None = UNSET
+    usage: ChatUsage | UnsetType | None = UNSET
 
 
 # Responses
@@ -201,16 +183,12 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(Body, tag_field="type", tag="output_text"):
-    """A text of a message."""
-
     text: str
     annotations: list[Json]
     logprobs: list[TokenLogprob]
 
 
 class OutputMessage(Body, tag_field="type", tag="message"):
-    """A message of the assistant."""
-
     id: str
     role: Literal["assistant"]
     status: ItemStatus
@@ -218,8 +196,6 @@ class OutputMessage(Body, tag_field="type", tag="message"):
 
 
 class OutputCall(Body, tag_field="type", tag="function_call"):
-    """A call of a function."""
-
     id: str
     call_id: str
     name: str
@@ -227,7 +203,22 @@ class OutputCall(Body, tag_field="type", tag="function_call"):
     status: ItemStatus
 
 
-OutputItem: TypeAlias = OutputMessage | OutputCall
+class ReasoningText(Body, tag_field="type", tag="reasoning_text"):
+    """A text of the reasoning."""
+
+    text: str
+
+
+class OutputReasoning(Body, tag_field="type", tag="reasoning"):
+    """The model's reasoning."""
+
+    id: str
+    status: ItemStatus
+    summary: Annotated[list[Json], about("Always empty.")]
+    content: list[ReasoningText]
+
+
+OutputItem: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
 
 class InputDetails(Body):
@@ -238,14 +229,12 @@ class InputDetails(Body):
 
 
 class OutputDetails(Body):
-    """Parts of the output's tokens; the service has no such parts."""
+    """Parts of the output's tokens."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Body):
-    """The numbers of tokens."""
-
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -254,16 +243,12 @@ class ResponseUsage(Body):
 
 
 class ResponseError(Body):
-    """The reason why a response failed."""
-
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
     param: str | None
 
 
 class IncompleteDetails(Body):
-    """The reason why a response is incomplete."""
-
     reason: Literal["max_output_tokens"]
 
 
@@ -275,7 +260,7 @@ class ResponsesAnswer(Body):
     created_at: Annotated[int, about("Seconds since 1970.")]
     model: str
     status: Literal["in_progress", "completed", "incomplete", "failed"]
-    output: Annotated[list[OutputItem], about("Messages and calls.")]
+    output: Annotated[list[OutputItem], about("Reasoning, messages and calls.")]
     usage: ResponseUsage | None
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
@@ -309,58 +294,53 @@ class ResponseChange(NumberedEvent):
     """An event about the whole response."""
 
     type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
+        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
     ]
     response: ResponsesAnswer
 
 
 class ItemChange(NumberedEvent):
-    """The begin or end of an item."""
-
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
     item: OutputItem
 
 
-class PartChange(NumberedEvent):
-    """The begin or end of a message's part."""
+class PartEvent(NumberedEvent):
+    """An event about a part of a message or of the reasoning."""
 
+    item_id: str
+    output_index: int
+    content_index: int
+
+
+class PartChange(PartEvent):
     type: Literal["response.content_part.added", "response.content_part.done"]
-    item_id: str
-    output_index: int
-    content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
-class TextDelta(NumberedEvent):
-    """New text of a message."""
-
+class OutputTextDelta(PartEvent):
     type: Literal["response.output_text.delta"]
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class TextDone(NumberedEvent):
-    """The whole text of a message."""
-
+class TextDone(PartEvent):
     type: Literal["response.output_text.done"]
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
     logprobs: list[TokenLogprob]
 
 
-class ArgumentsDelta(NumberedEvent):
-    """New arguments of a call."""
+class ReasoningDelta(PartEvent):
+    type: Literal["response.reasoning_text.delta"]
+    delta: str
 
+
+class ReasoningDone(PartEvent):
+    type: Literal["response.reasoning_text.done"]
+    text: str
+
+
+class ArgumentsDelta(NumberedEvent):
     type: Literal["response.function_call_arguments.delta"]
     item_id: str
     output_index: int
@@ -368,8 +348,6 @@ class ArgumentsDelta(NumberedEvent):
 
 
 class ArgumentsDone(NumberedEvent):
-    """The whole arguments of a call."""
-
     type: Literal["response.function_call_arguments.done"]
     item_id: str
     output_index: int
@@ -381,8 +359,10 @@ RESPONSE_EVENTS: tuple[type[NumberedEvent], ...] = (
     ResponseChange,
     ItemChange,
     PartChange,
-    TextDelta,
+    OutputTextDelta,
     TextDone,
+    ReasoningDelta,
+    ReasoningDone,
     ArgumentsDelta,
     ArgumentsDone,
 )

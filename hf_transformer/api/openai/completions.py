@@ -1,12 +1,6 @@
 """OpenAI's completions API: generates continuations of prompts, complete or streamed.
 
-    {"model": "m", "prompt": string | [string] | [int] | [[int]], "max_tokens": 16, "n": 1, "stop": [...],
-     "echo": false, "logprobs": null | 0 to 20, "prompt_logprobs": null | 0 to 20, "stream": false, ...}
-    -> {"id": "cmpl-...", "object": "text_completion", "created", "model",
-        "choices": [{"index": 0, "text": " paris", "logprobs": null, "finish_reason": "stop" | "length"}],
-        "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
-
-Choice i * n + k is continuation k of prompt i. See generation.py for other fields and streaming.
+Choice i * n + k is continuation k of prompt i. See generated_answers.py for other fields and streaming.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import orjson
 
 from hf_transformer.api.bodies import Prompts, choose_model, read_declared, read_texts
 from hf_transformer.api.call import Call
-from hf_transformer.api.openai.generation import (
+from hf_transformer.api.generated_answers import (
     DEFAULTS,
     ChoicesBody,
     GeneratedAnswer,

@@ -1,10 +1,5 @@
 """OpenAI's embeddings API: computes a vector for each text or list of token ids.
 
-    {"model": "m", "input": string | [string] | [int] | [[int]], "encoding_format": "float" | "base64",
-     "dimensions": 256, "user": "..."}
-    -> {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [...]}], "model": "m",
-        "usage": {"prompt_tokens": 8, "total_tokens": 8}}
-
 Token ids require --enable_token_inputs. The API also accepts the task's parameters, and the fields of Jina, Voyage,
 NVIDIA NIM and vLLM, which have the same body and answer: {"text": string} in ``input`` is Jina's, and a model's name
 with -query or -passage is NIM's.
@@ -19,11 +14,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from hf_transformer.api.bodies import TASKS, TEXTS_OR_IDS, Unused, Usage, read_body, read_texts, rename_fields, usage
+from hf_transformer.api.bodies import (
+    TASKS,
+    TEXTS_OR_IDS,
+    Unused,
+    Usage,
+    read_body,
+    read_texts,
+    refuse_ids,
+    rename_fields,
+    usage,
+)
 from hf_transformer.api.call import Call
 from hf_transformer.api.documents import SINGLE_INPUT, TextObject, plain_texts, to_base64
+from hf_transformer.api.generated_answers import Metadata
 from hf_transformer.api.responses import reply_arrays
 from hf_transformer.api.retrieval import (
     EncodingFormat,
@@ -65,8 +71,7 @@ class EmbeddingsRequest(VectorBody):
         Positive | None, about("Leading components of a vector.", also=("output_dimension",), parameter="dimensions")
     ] = None
     normalize: Annotated[
-        bool | None,
-        about("Vectors with a length of 1.", also=("normalized", "use_activation"), parameter="normalize"),
+        bool | None, about("Vectors with a length of 1.", also=("normalized", "use_activation"), parameter="normalize")
     ] = None
     precision: Annotated[
         Precision | None,
@@ -99,11 +104,7 @@ class EmbeddingsRequest(VectorBody):
     safety_identifier: Unused = None
     prompt_cache_key: Unused = None
     prompt_cache_retention: Unused = None
-    metadata: Annotated[
-        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-        | None,
-        about("Without effect."),
-    ] = None
+    metadata: Metadata = None
     store: Annotated[Json, only(True, False, because="the service stores nothing")] = None
     service_tier: Annotated[Json, only("auto", "default", because="the service has one tier")] = None
 
@@ -165,7 +166,7 @@ def read_query(
                 "check_embedding_ctx_length=False), or start the service with --enable_token_inputs to send ids of "
                 "this model's tokenizer"
             )
-            raise InvalidInput(path, "text", "token ids", hint)
+            raise refuse_ids(path, hint)
         return {"token_ids": ids}
 
     texts, single = read_texts(("input",), plain_texts(body.input, budget), budget, read_ids)

@@ -1,9 +1,5 @@
 """Rerank, an extension of OpenAI's API by vLLM and Jina: sorts documents by relevance to a query.
 
-    {"model": "m", "query": "...", "documents": ["..." | {"text": "..."}], "top_n": 3, "return_documents": true}
-    -> {"id": "rerank-...", "model": "m", "usage": {"prompt_tokens": 30, "total_tokens": 30},
-        "results": [{"index": 1, "document": {"text": "..."}, "relevance_score": 0.98}]}
-
 The API also accepts the task's parameters, and the fields of Cohere, Jina, Voyage and vLLM, which have the same body.
 At the paths that they share, the answer has Jina's ``object``, Cohere's ``meta``, and the results as Voyage's ``data``.
 

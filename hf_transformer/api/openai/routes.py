@@ -1,10 +1,11 @@
 """Routes of the OpenAI API, under the prefix in --openai_route_prefix, which may be empty.
 
     POST {prefix}/v1/completions        completions.py
-    POST {prefix}/v1/chat/completions   chat.py
+    POST {prefix}/v1/chat/completions   api/chat_completions.py
     POST {prefix}/v1/responses          responses.py
     POST {prefix}/v1/embeddings         embeddings.py
     POST {prefix}/v1/rerank             rerank.py
+    POST {prefix}/v1/moderations        moderations.py
     GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
     GET  {prefix}/v1/models/{m}         {"id", "object": "model", "created", "owned_by"}
 
@@ -19,10 +20,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from hf_transformer.api import chat_completions
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.error_forms import render_error, status_of
 from hf_transformer.api.errors import RenderError, error_json
-from hf_transformer.api.openai import chat, completions, embeddings, rerank, responses
+from hf_transformer.api.openai import completions, embeddings, moderations, rerank, responses
 from hf_transformer.api.responses import View, json_view
 from hf_transformer.api.service import Models, Service
 from hf_transformer.types.request import Json
@@ -35,10 +37,11 @@ def endpoints(service: Service) -> dict[str, Endpoint]:
     """Returns the endpoints of this API."""
     handlers: dict[str, Handle] = {
         "openaiCompletions": partial(completions.create, service),
-        "openaiChat": partial(chat.create, service),
+        "openaiChat": partial(chat_completions.create, service),
         "openaiResponses": partial(responses.create, service),
         "openaiEmbeddings": partial(embeddings.create, service),
         "openaiRerank": partial(rerank.create, service),
+        "openaiModerations": partial(moderations.create, service),
     }
     return {
         name: Endpoint("openai", handle, render_error, service, status=status_of) for name, handle in handlers.items()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shlex
 from argparse import Namespace
@@ -30,6 +29,7 @@ from hf_transformer.commands.loopback import HOST, reserved_ports
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.option import PREFIX
 from hf_transformer.config.options import Config
+from hf_transformer.cpus import available_cpus
 from hf_transformer.errors import ConfigError, LoadError
 
 _TOKENIZE_TIMING: Final = f"{PREFIX}ENABLE_TOKENIZE_TIMING"
@@ -147,7 +147,7 @@ class Setup:
         if self._config:
             groups, batching = self._config["instance_group"], self._config.get("dynamic_batching")
             current, rows = sum(group["count"] for group in groups), self._config["max_batch_size"]
-            max_count = max(2, len(os.sched_getaffinity(0)))
+            max_count = max(2, available_cpus())
             counts = [count for count in (1, 2, 4) if count != current and count <= max_count]
             # Keeps the kind of device, because a model for GPUs may not run on CPUs.
             candidates["instance_group"] = [[{"count": count, "kind": groups[0]["kind"]}] for count in counts]

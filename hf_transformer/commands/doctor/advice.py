@@ -101,9 +101,9 @@ def dynamic_batching(binding: ModelBinding) -> list[Finding]:
 
 def instances(binding: ModelBinding) -> list[Finding]:
     """Check that the batches in flight keep all instances of the model busy."""
-    if binding.spec.max_batch_size is None:
-        return skipped("the predictor does not report it")
     count, limit = binding.spec.instances, binding.config.max_batches_in_flight
+    if count is None:
+        return skipped("the predictor does not report it")
     if limit is not None and limit * binding.config.workers < count:
         return warning(
             f"the model has {count} instances, and --max_batches_in_flight={limit} leaves some of them idle",

@@ -14,11 +14,12 @@ from dataclasses import replace
 import numpy as np
 import orjson
 
-from hf_transformer.app.pipelines import FittedBinding, ModelBinding, padding_policy
+from hf_transformer.app.pipelines import FittedBinding, ModelBinding, padding_policy, words_of
 from hf_transformer.app.settings import max_shared_bytes, scheduler_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import EncodingBatchBuilder, Packed
+from hf_transformer.core.labelled_batch import make_builder
 from hf_transformer.errors import InvalidInput, PredictorDenied, PredictorError, RequestError
 from hf_transformer.generation.constraint import Constraint
 from hf_transformer.generation.pipeline import GenerationPipeline
@@ -30,7 +31,7 @@ from hf_transformer.predictor.registration import ADVICE_TO_ALLOW, is_disallowed
 from hf_transformer.tasks.reduced import REDUCED
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Array
-from hf_transformer.types.tokenization import Encoding, TokenIds
+from hf_transformer.types.tokenization import Encoding, LabelledEncoding, TokenIds
 
 TEXT = "The capital of France is Paris."
 PROMPTS = (TEXT, "The capital")
@@ -357,7 +358,8 @@ def batch_builder(binding: FittedBinding) -> EncodingBatchBuilder:
     """Create the service's batch builder for this model, with the configured limits."""
     settings = scheduler_settings(binding.config, binding.spec.instances)
     shared_bytes = max_shared_bytes(binding.config)
-    return EncodingBatchBuilder(
+    return make_builder(
+        words_of(binding.task),
         binding.signature,
         padding_policy(binding.config, binding.tokenizer, binding.signature, binding.model_config),
         max_tokens=settings.max_batch_tokens,
@@ -438,7 +440,9 @@ def sample(binding: ModelBinding) -> Encoding:
 def _longest(binding: ModelBinding) -> Encoding:
     """A text of the maximum length that the service sends."""
     length = _most_tokens(binding)
-    return binding.tokenizer.with_max_length(length).encode(["the " * length])[0]
+    text = "the " * length
+    texts = [binding.task.trial_text(text) if isinstance(binding, FittedBinding) else text]
+    return binding.tokenizer.with_max_length(length).encode(texts)[0]
 
 
 def _most_tokens(binding: ModelBinding) -> int:
@@ -448,12 +452,18 @@ def _most_tokens(binding: ModelBinding) -> int:
 
 def _shortened(text: Encoding, length: int) -> Encoding:
     """Shorten the text to ``length`` tokens, with the original last token: the model may require a separator."""
-    return replace(text, ids=[*text.ids[: length - 1], text.ids[-1]], type_ids=text.type_ids[:length])
+    shorter = replace(text, ids=[*text.ids[: length - 1], text.ids[-1]], type_ids=text.type_ids[:length])
+    if isinstance(shorter, LabelledEncoding):
+        mask = [*shorter.words_mask[: length - 1], 0]
+        return replace(shorter, words_mask=mask, words=shorter.words[: max(mask)])
+    return shorter
 
 
 def _altered(text: Encoding, vocabulary: int) -> Encoding:
-    """Replace the inner tokens of a text, or all tokens if the text has at most two."""
+    """Replace the inner tokens of a text, or all tokens if the text has at most two. A prompt of labels stays."""
     inner = slice(1, -1) if len(text) > 2 else slice(None)
+    if isinstance(text, LabelledEncoding):
+        inner = slice(text.words_mask.index(1), -1)
     ids = list(text.ids)
     ids[inner] = [(number + vocabulary // 3) % vocabulary for number in ids[inner]]
     return replace(text, ids=ids)

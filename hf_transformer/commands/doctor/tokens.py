@@ -19,7 +19,7 @@ from hf_transformer.tokenizer.cache_check import HARD_TEXTS
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.tokenizer.load import without_lower_case
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types.tokenization import Tokenization
+from hf_transformer.types.tokenization import PromptText, Tokenization
 
 SHOWN = 8
 """Maximum number of ids of a text in a finding."""
@@ -69,7 +69,8 @@ def _different(
     tokenizer: Tokenizer, file: RustTokenizer, options: Tokenization, *, special: bool
 ) -> list[tuple[str, list[int], list[int]]]:
     """Returns the texts with other ids, with those that are served and those of the file."""
-    encoded = tokenizer.encode_windows(HARD_TEXTS, options)
+    # As prompts of the operator, whose special tokens are tokens whatever --user_special_tokens says.
+    encoded = tokenizer.encode_windows([PromptText(text) for text in HARD_TEXTS], options)
     served = [list(windows[0].ids) for windows in encoded]
     alone = [file.encode(text, add_special_tokens=special).ids for text in HARD_TEXTS]
     return [row for row in zip(HARD_TEXTS, served, alone, strict=True) if row[1] != row[2]]

@@ -23,7 +23,8 @@ from hf_transformer.tasks.declaration import ExportHead
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.text_embedding import TextEmbedding
-from hf_transformer.tokenizer.files import transformer_folder
+from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification
+from hf_transformer.tokenizer.files import GLINER, transformer_folder
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.reranker_files import implied_task, is_causal
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
@@ -114,6 +115,8 @@ def load_checkpoint(settings: Namespace) -> Checkpoint:
     sentences = read_sentence_transformers(files.model_folder)
     implied = implied_task(files.model_folder, files.config, sentences)
     task = find_task(settings.task or implied, files.config, ALL_TASKS)
+    if task is ZeroShotTokenClassification:  # gliner_model.py loads these models
+        raise LoadError(f"--task={settings.task}: {settings.model_id} has no {GLINER}, which the task needs")
     embeds = task is TextEmbedding
     token_heads = read_token_heads(files, sentences, settings) if embeds else None
     if sentences and sentences.inside and embeds:

@@ -7,19 +7,22 @@ n. The command never leaves an incomplete folder.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hf_transformer import __version__
 from hf_transformer.commands.export.config_pbtxt import FILES, TOP_K, config_pbtxt
+from hf_transformer.commands.export.gliner_folder import find_gliner
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
@@ -98,20 +101,39 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
     """Loads, writes and verifies the model. Raises ConfigError and LoadError, as ``run``."""
+    with TemporaryDirectory(prefix="hf-transformer-export-") as scratch:
+        _export(settings, target, terminal, Path(scratch))
+
+
+def _export(settings: Namespace, target: Path, terminal: Terminal, scratch: Path) -> None:
+    """``scratch`` is for files that the model's library writes."""
     with step(f"Loading {settings.model_id}", terminal) as results:
+        gliner = find_gliner(settings)
+        if gliner is not None:
+            # torch warns on stderr that it knows no shapes of recurrent layers; verify() checks the result.
+            os.putenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # which torch reads when it is imported
         # Lazy imports, because torch takes seconds to import.
         from hf_transformer.commands.export.checkpoint import load_checkpoint, with_remedy
         from hf_transformer.commands.export.graph import build_graph
         from hf_transformer.commands.export.model_file import take_samples, verify, write_model
 
-        checkpoint = load_checkpoint(settings)
-        graph = build_graph(checkpoint, settings)
+        if gliner is None:
+            checkpoint = load_checkpoint(settings)
+            graph = build_graph(checkpoint, settings)
+            sample = partial(take_samples, graph, checkpoint, settings)
+        else:
+            from hf_transformer.commands.export.gliner_model import gliner_graph, load_gliner, take_gliner_samples
+
+            model = load_gliner(settings, gliner, scratch)
+            checkpoint, graph = model.checkpoint, gliner_graph(model)
+            sample = partial(take_gliner_samples, graph, model)
         weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
         results.append(f"{type(checkpoint.model).__name__}, {weights / 1e6:.1f} million weights, for {checkpoint.task}")
-    helping = partial(with_remedy, checkpoint.files.config, settings.format)
+    # GLiNER models have no other format.
+    helping = nullcontext if gliner else partial(with_remedy, checkpoint.files.config, settings.format)
     with new_folder(target, force=settings.force) as folder:
         with step("Running it on sample texts", terminal, folder) as results, helping():
-            samples = take_samples(graph, checkpoint, settings)
+            samples = sample()
             results.append(f"{len(samples)} batches")
         path = folder / "1" / FILES[settings.format]
         names = (", ".join(tensor.name for tensor in tensors) for tensors in (graph.inputs, graph.outputs))

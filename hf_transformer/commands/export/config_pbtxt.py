@@ -58,11 +58,6 @@ parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 
 def config_pbtxt(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], settings: Namespace, task: str) -> str:
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
-    warmup = "".join(
-        f'#     inputs {{ key: "{_name(tensor, index, settings)}" '
-        "value { data_type: TYPE_INT64 dims: [ 16 ] zero_data: true } }\n"
-        for index, tensor in enumerate(inputs)
-    )
     return f"""\
 # {settings.model_id.rstrip("/").rpartition("/")[2]} for {task}; the {NAMES[settings.backend]} backend runs 1/{file}.
 name: "{settings.model_name}"
@@ -84,13 +79,25 @@ output [
 {BATCHING if settings.dynamic_batching else NO_BATCHING}
 # Without a kind: instances on each GPU, or on the CPU without a GPU.
 instance_group [ {{ count: {settings.instances} }} ]
+{_warmup(inputs, settings)}{THREADS if settings.backend == "python" else ""}"""
 
+
+def _warmup(inputs: Sequence[GraphTensor], settings: Namespace) -> str:
+    """A comment with a first execution on zeros; empty for a model that reads words or spans, which zeros are not."""
+    if any(tensor.axes[1:] not in ((SEQUENCE,), (DECODED,)) for tensor in inputs):
+        return ""
+    lines = "".join(
+        f'#     inputs {{ key: "{_name(tensor, index, settings)}" '
+        "value { data_type: TYPE_INT64 dims: [ 16 ] zero_data: true } }\n"
+        for index, tensor in enumerate(inputs)
+    )
+    return f"""
 # To run a slow first execution (CUDA graphs, TensorRT) before the model is ready:
 #   model_warmup [ {{
 #     name: "sixteen tokens"
 #     batch_size: 1
-{warmup}#   }} ]
-{THREADS if settings.backend == "python" else ""}"""
+{lines}#   }} ]
+"""
 
 
 def _name(tensor: GraphTensor, index: int, settings: Namespace) -> str:

@@ -276,10 +276,7 @@ def _differences(
     actual = graph.comparable({name: array[row] for name, array in batch.items()})
     if "probabilities" not in expected or "topk_ids" not in actual:
         return [
-            (
-                name,
-                _difference(array, actual[name][-len(array) :] if left and array.ndim else actual[name][: len(array)]),
-            )
+            (name, _difference(array, _part(actual[name], array.shape, left)))
             for name, array in expected.items()
             if name != "topk_ids"  # the order of equally probable tokens is undefined
         ]
@@ -289,6 +286,13 @@ def _differences(
     highest = np.sort(probabilities)[:, ::-1][:, : scores.shape[1]]
     same_tokens = np.take_along_axis(probabilities, ids, 1)
     return [("topk_scores", _difference(reference, scores)) for reference in (same_tokens, highest)]
+
+
+def _part(padded: Array, shape: tuple[int, ...], left: bool) -> Array:
+    """The values of a text in its row of a batch, where texts may have padded words and labels beside tokens."""
+    if left and shape:
+        return padded[-shape[0] :]
+    return padded[tuple(slice(size) for size in shape)]
 
 
 def _difference(expected: Array, actual: Array) -> float:

@@ -86,7 +86,7 @@ def read_token_heads(
         return None
     path = files.model_folder / "modules.json"
     if not path.is_file():
-        return TokenHeads(vectors=_linear(_stored(settings, ""), "linear.", "ColBERT's projection"))
+        return TokenHeads(vectors=_linear(stored_weights(settings, ""), "linear.", "ColBERT's projection"))
     folders = [folder for kind, folder in read_modules(path) if kind == "Dense"]
     return TokenHeads(vectors=torch.nn.Sequential(*(_dense(files, folder, settings) for folder in folders)))
 
@@ -99,7 +99,7 @@ def _dense(files: ModelFiles, folder: str, settings: Namespace) -> torch.nn.Modu
     for name in ("module_input_name", "module_output_name"):
         if config.get(name) not in (None, "token_embeddings"):
             raise LoadError(f"{path}: expected {name} to be token_embeddings, got {config[name]}")
-    stored = _stored(settings, folder)
+    stored = stored_weights(settings, folder)
     layer = torch.nn.Sequential(
         _linear(stored, "linear.", folder), _activation(path, config.get("activation_function"))
     )
@@ -131,7 +131,7 @@ def _linear(stored: Mapping[str, Tensor], prefix: str, where: str) -> torch.nn.M
     return layer
 
 
-def _stored(settings: Namespace, folder: str) -> Mapping[str, Tensor]:
+def stored_weights(settings: Namespace, folder: str) -> Mapping[str, Tensor]:
     """The weights in a folder of the model. Raises LoadError without a file of weights."""
     for name in WEIGHTS:
         if stored := _tensors(settings, name, folder):

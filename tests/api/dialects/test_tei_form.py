@@ -83,11 +83,11 @@ def test_sequences_are_texts_pairs_or_lists_of_both(inputs: Any, expected: Any) 
     [
         (None, "inputs: expected a text, a pair"),
         ([], "got an empty list"),
-        (["a", "b", "c"], "inputs: expected one or two texts, got 3"),
-        (["a", ["b"]], "inputs: expected a text, a pair"),
+        (["a", "b", "c"], "inputs: expected at most 2 elements, got 3"),
+        (["a", ["b"]], r"inputs\[1\]: expected a text, got a list"),
         ([["a"], "b"], r"inputs\[1\]: expected \[text\] or \[text, text\], got a string"),
-        ([["a"], [1]], r"inputs\[1\]: expected"),
-        ([["a"], []], r"inputs\[1\]: expected one or two texts, got 0"),
+        ([["a"], [1]], r"inputs\[1\]\[0\]: expected a text, got a number"),
+        ([["a"], []], r"inputs\[1\]: expected \[text\] or \[text, text\], got an empty list"),
         ([["a"]] * 3, "inputs: expected at most 2 in a request"),
     ],
 )

@@ -15,7 +15,21 @@ RUNS = rf"{TEXTS}|POST {PATH}/(generate|generate_stream|infer)|POST /v1/models/.
 GENERATION = (
     "temperature|stop_token_ids|n|num_return_sequences|ignore_eos|stream|logprobs|echo|max_tokens|parallel_tool_calls"
 )
+NEW_TASKS = {"zero_shot_token_classification"}
+"""The tasks without a frozen document."""
 DECISIONS: dict[str, str] = {
+    r"\+ POST /v1/messages(/count_tokens)?[:,] .*|\+ tag Anthropic": "Anthropic's Messages are new",
+    r"\+ POST (/openai)?/v1/moderations.*": "the route is new",
+    r"\+ GET /v1/models/\{model\}/info, 200\.protocols\.anthropic.*": "Anthropic's Messages are new",
+    r"\+ POST /(analyze|anonymize).*|\+ tag Presidio": "Presidio's routes are new",
+    r"\+ POST .*(predict|infer).*\.mask: .*|\+ POST .*predict.*predictions\[\](: |\.(masked_text|entities)).*": "the "
+    "parameter mask is new",
+    r"\+ POST /v1/models/.*predict, body: example .*\"mask\".*": "the parameter mask is new",
+    r"\+ .*zero_shot_token_classification.*|- title: .*": "the task is new",
+    r"\+ POST .*(predict|infer), body.*\.(labels|threshold|flat_ner|max_width)(\[\])?: .*": "the task is new",
+    r"\+ POST .*predict, 200.*predictions\[\]\[\]\.text: required": "the task is new",
+    r"\+ POST .*predict, body: example .*and works for Siemens.*": "the task is new",
+    r"\+ GET /v1/models/\{model\}/info, 200\.default_labels.*": "the task is new",
     # Tasks
     rf". POST {PATH}/infer, body: example .*": "V2's examples are those of V1, as tensors: a task has one list",
     r"\+ .*\.max_question_len: default 64": "the default was missing",
@@ -25,6 +39,8 @@ DECISIONS: dict[str, str] = {
     r"\+ GET /info, 200\.models\[\]\.purpose: .*": "/info has the task in a few words",
     r"\+ GET /v1/models/\{model\}/info, 200\.generation\.full_text: .*": "the answer had the field already",
     # V1 and V2
+    r". POST /v1/models/.*predict, body application/cloudevents\+json\.(data|data_base64): .*": "one of both is "
+    "required, and null counts as absent",
     rf"\+ POST {PATH}/infer, .*: value \"(embeddings|token_count)\"": "NIM's names of outputs were missing",
     rf"- GET {PATH}/config, 200\.output\[\]\.optional: .*": "a closed object needs no field that it refuses",
     r"[+-] GET /v1/models/\{model\}, 503\.error: (required|optional)": "a declared model that is not loaded has an "
@@ -44,14 +60,17 @@ DECISIONS: dict[str, str] = {
     r". POST (/v1)?/score, body\.(queries|documents|items|text_1|text_2|data_1|data_2).*": "a side has the forms of "
     "documents, and null counts as absent",
     rf". ({VLLM}), body\.input(\[\].*)?: .*": "the items are shown; an empty list was a 400",
+    r"\+ POST /v1/multi-vector, body\.task: .*": "Jina's name of input_type, which Weaviate sends there, was refused",
     rf". (POST /v1/multi-vector|{EMBEDS}), body\.input(\[\].*)?: .*": "the items are shown; an empty list was a 400",
     r"\+ POST /v2/embed, body\.inputs\[\].*": "the items are shown",
     r". POST /v[12]/embed, body\.embedding_types(\[\])?: .*": "the types are shown for a single one, too; an empty "
     "list was a 400",
     r"\+ POST /(invocations|vertex|), body\.(instances\[\]\.)?inputs: value null": "null counts as absent",
     r"\+ POST /vertex, body\.instances\[\]\.model: .*": "the field is a string, without effect",
-    r". POST /tokenize, body(\.(chat_|messages|prompt|tools|documents).*)?: .*": "the two forms of "
-    "vLLM's tokenize are two types, each with its required field",
+    r". POST /tokenize, body(\..*)?: .*": "the forms of vLLM's tokenize are types, each with its required field; a "
+    "chat has all fields of its API",
+    r"\+ POST /v1/(chat/)?completions/derender.*": "the routes are new",
+    r"\+ POST /v1/(messages|responses)/render.*": "the routes are new",
     # Generation
     rf". ({RUNS}), body.*\.({GENERATION})(\[\])?: .*": "a temperature of 0 is in the range; defaults that depend on "
     "flags or on other fields are left out; ids are any number",
@@ -76,6 +95,13 @@ DECISIONS: dict[str, str] = {
     "without effect are shown",
     r"- POST (/openai)?/v1/.*, body\.tools\[\](\.function)?\.description: .*": "any value was accepted where tools are "
     "rendered only",
+    r"\+ POST .*\b(src_lang|tgt_lang): .*": "models that translate between many languages have them",
+    # Reasoning
+    r"\+ POST .*/chat/completions, .*usage\.completion_tokens_details.*": "the usage has the reasoning's tokens",
+    r"\+ POST .*/chat/completions, body\.include_reasoning: .*": "vLLM's field is accepted",
+    r". POST (.*/chat/completions|/tokenize), body\.reasoning_effort: .*": "OpenAI's and vLLM's values are "
+    "variables of the template",
+    r"- POST .*/v1/responses, body\.reasoning: value .*": "OpenAI's members are accepted",
     # Answers of declared types
     r"\+ POST .*, 200\.(data|results|rankings)\[\].*": "the fields of items are shown",
     r"\+ POST .*, 200\.usage.*": "the numbers of tokens are shown",

@@ -1,4 +1,5 @@
-"""The openai package; the argument says what it is used for: sync or async (completions and chats), or embeddings.
+"""The openai package; the argument says what it is used for: sync or async (completions and chats), embeddings or
+moderations.
 
 Beside what every program is given it takes "prompt", "message" and "end" (a token), or "texts", and answers with what
 it makes of whole texts, streams, vectors, models and errors.
@@ -39,13 +40,13 @@ class Clients:
     async def chunks(self, create: Any, **fields: Any) -> dict[str, Any]:
         """The texts and fields of a stream's chunks, joined."""
         stream = await self.whole(create, stream=True, stream_options={"include_usage": True}, **fields)
-        chunks = [one async for one in stream] if self._waits else list(stream)
-        choices = [one for chunk in chunks for one in chunk.choices]
-        deltas = [one.delta for one in choices] if create is self.talk else []
+        chunks = [item async for item in stream] if self._waits else list(stream)
+        choices = [item for chunk in chunks for item in chunk.choices]
+        deltas = [item.delta for item in choices] if create is self.talk else []
         return {
-            "role": [one.role for one in deltas if one.role],
-            "text": "".join([one.content or "" for one in deltas] or [one.text for one in choices]),
-            "finish": [one.finish_reason for one in choices if one.finish_reason],
+            "role": [item.role for item in deltas if item.role],
+            "text": "".join([item.content or "" for item in deltas] or [item.text for item in choices]),
+            "finish": [item.finish_reason for item in choices if item.finish_reason],
             "usage": [chunk.usage.model_dump(exclude_none=True) for chunk in chunks if chunk.usage],
         }
 
@@ -140,4 +141,28 @@ async def embeddings(task: dict[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
-answer(lambda task: asyncio.run((embeddings if sys.argv[1] == "embeddings" else generation)(task, sys.argv[1])))
+async def moderations(task: dict[str, Any], kind: str) -> dict[str, Any]:
+    model, texts = task["model"], task["texts"]
+    clients = Clients(kind, f"http://{task['http']}/openai/v1")
+    create = clients.client.moderations.create
+    parts: Any = [{"type": "text", "text": text} for text in texts]
+    image: Any = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+    whole = create(model=model, input=texts)
+    return {
+        "flagged": [one.flagged for one in whole.results],
+        "harassment": [one.category_scores.harassment for one in whole.results],
+        "violence": [[one.categories.violence, one.category_scores.violence] for one in whole.results],
+        "types": [[*one.category_applied_input_types.harassment] for one in whole.results],
+        "single": create(model=model, input=texts[0]).results[0].category_scores.harassment,
+        "parts": len(create(input=parts).results),
+        "id": [whole.id[:5], whole.model],
+        "errors": [
+            await clients.failure(create, model="omni-moderation-latest", input="a"),
+            await clients.failure(create, model=model, input=image),
+            await clients.failure(create, model=model, input=[]),
+        ],
+    }
+
+
+KINDS = {"embeddings": embeddings, "moderations": moderations}
+answer(lambda task: asyncio.run(KINDS.get(sys.argv[1], generation)(task, sys.argv[1])))

@@ -40,13 +40,13 @@ def parameters_of(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def output(response: dict[str, Any]) -> Any:
-    (tensor,) = [one for one in response["outputs"] if one["name"] == OUTPUT]
+    (tensor,) = [item for item in response["outputs"] if item["name"] == OUTPUT]
     shape = [int(size) for size in tensor["shape"]]
     contents = tensor["contents"]
     if tensor["datatype"] == "BYTES":
-        return plain([base64.b64decode(one) for one in contents["bytes_contents"]])
+        return plain([base64.b64decode(item) for item in contents["bytes_contents"]])
     if tensor["datatype"] == "INT64":
-        return np.array([int(one) for one in contents["int64_contents"]]).reshape(shape).tolist()
+        return np.array([int(item) for item in contents["int64_contents"]]).reshape(shape).tolist()
     return np.array(contents["fp32_contents"], np.float32).reshape(shape).tolist()
 
 

@@ -82,13 +82,14 @@ def ranking(url: str, task: dict[str, Any]) -> dict[str, Any]:
             "cohere": pairs(first.rerank(**asked).results),
             "cohere_v2": pairs(second.rerank(**asked).results),
             "voyage": pairs(voyage.rerank(query, texts, model).results),
-            "jina": [[one["index"], one["relevance_score"]] for one in langchain.rerank(texts, query)],
+            "jina": [[result["index"], result["relevance_score"]] for result in langchain.rerank(texts, query)],
         },
         "top": pairs(second.rerank(**asked, top_n=1, max_tokens_per_doc=64).results),
         "top_voyage": pairs(voyage.rerank(query, texts, model, top_k=1).results),
-        "documents": [one.document.text for one in first.rerank(**asked, return_documents=True).results],
+        "documents": [result.document.text for result in first.rerank(**asked, return_documents=True).results],
         "logits": [
-            [one.metadata["index"], one.metadata["relevance_score"]] for one in nim.compress_documents(documents, query)
+            [result.metadata["index"], result.metadata["relevance_score"]]
+            for result in nim.compress_documents(documents, query)
         ],
         "errors": {
             "cohere": failure(lambda: second.rerank(**{**asked, "documents": []})),

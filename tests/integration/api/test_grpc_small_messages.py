@@ -108,15 +108,15 @@ async def test_a_connection_has_a_limited_number_of_watches() -> None:
     async with serving() as server, asyncio.timeout(SECONDS):
         watch = server.channel.unary_stream(f"{HEALTH}/Watch", None, None)
         watches: list[Any] = [watch(b"") for _ in range(MAX_CONNECTION_WATCHES)]
-        assert [await one.read() for one in watches] == [b"\x08\x01"] * MAX_CONNECTION_WATCHES
+        assert [await call.read() for call in watches] == [b"\x08\x01"] * MAX_CONNECTION_WATCHES
         code, details = await status_of(anext(aiter(watch(b""))))
         assert code is CODES.RESOURCE_EXHAUSTED and "32 watches of a connection" in details
         watches[0].cancel()
         await asyncio.sleep(0.1)
         again: Any = watch(b"")
         assert await again.read() == b"\x08\x01"
-        for one in (*watches, again):
-            one.cancel()
+        for call in (*watches, again):
+            call.cancel()
 
 
 async def test_all_connections_have_a_limited_number_of_watches() -> None:

@@ -27,6 +27,10 @@ MAX_GROWTH_BYTES = 48 * MEGABYTE
 """Memory for a body, its parsed form and its copies: the products below would take hundreds of megabytes."""
 
 LONG, TEXTS = "q" * 40_000, ["a"] * 2049
+RESULTS = [{"start": index, "end": index + 1, "entity_type": str(index), "score": 1} for index in range(4000)]
+LONG_VALUE = {"DEFAULT": {"type": "replace", "new_value": LONG}}
+LABELS, LONG_LABELS = [f"a{number}" for number in range(40)], [f"{number:0>200}" for number in range(250)]
+EVERYTHING = {"labels": LABELS, "threshold": 0, "flat_ner": False, "multi_label": True, "max_width": 100}
 EMBEDDING, RERANK, CLASSES, GENERATION = "minibert_mean", "cross", "sentiment", "gpt2_logits"
 COPIES, LENGTH, SEQUENCES = "--max_total_length", "--max_text_length", "--max_sequences"
 VALUES, WINDOWS, BYTES = "--max_answer_values", "--max_window_tokens", "--max_bytes_in_flight"
@@ -36,6 +40,9 @@ MASKS = {
     "parameters": {"return_probabilities": True},
 }
 QUESTION = {"question": "a " * 100, "context": "a " * 2000}
+ONE_TOKEN = {"index": 0, "token_ids": [5]}
+DERENDERED = [{"index": 0, "token_ids": [5] * 250}] * 450
+ASKED = {"messages": [{"role": "user", "content": "a"}]}
 GENERATE = {"text_input": LONG, "parameters": {"n": 128}}
 
 
@@ -59,6 +66,12 @@ ROWS: Mapping[str, Sequence[Row]] = {
         Row("squad", {"instances": [QUESTION], "parameters": {"doc_stride": 24, "max_seq_len": 128}}, WINDOWS),
         Row("ner", {"instances": ["a " * 2000], "parameters": {"stride": 125}}, WINDOWS),
         Row("ner", {"instances": ["a " * 4000], "parameters": {"stride": 125}}, SEQUENCES),
+        Row("gliner", {"instances": ["a " * 8000], "parameters": {"labels": LABELS, "stride": 20}}, WINDOWS),
+        Row("gliner", {"instances": [{"text": "a", "labels": LABELS}] * 2049}, "--max_instances"),
+        Row("gliner", {"instances": ["a"] * 200, "parameters": {"labels": LONG_LABELS}}, COPIES),
+        Row("gliner", {"instances": ["a " * 100] * 40, "parameters": EVERYTHING}, VALUES),
+        Row("gliner_token", {"instances": ["a " * 100] * 40, "parameters": EVERYTHING}, VALUES),
+        Row("gliner", {"instances": ["a " * 100] * 40, "parameters": {**EVERYTHING, "mask": "x" * 100}}, VALUES),
         Row(EMBEDDING, {"instances": ["a"], "ignored": ["b"] * 300_000}, BYTES),
         Row(EMBEDDING, {"instances": [{"chunks": ["a"] * 4096}] * 40}, VALUES),
         Row("bert", {"instances": ["[MASK] " * 100] * 9, "parameters": {"return_probabilities": True}}, VALUES),
@@ -99,6 +112,13 @@ ROWS: Mapping[str, Sequence[Row]] = {
             Row(RERANK, {"query": LONG, "documents": ["a"] * 2048}, COPIES),
         ),
     ),
+    "/analyze": (
+        Row("ner", {"text": TEXTS, "language": "en"}, SEQUENCES),
+        Row("ner", {"text": "a " * 20_000, "language": "en"}, WINDOWS),
+        Row("ner", {"text": "1-" * 125_001, "language": "en"}, LENGTH, 400),
+    ),
+    "/anonymize": (Row("ner", {"text": "a" * 5000, "analyzer_results": RESULTS, "anonymizers": LONG_VALUE}, COPIES),),
+    "/openai/v1/moderations": (Row(CLASSES, {"input": TEXTS}, SEQUENCES),),
     **dict.fromkeys(("/embed", "/embed_all", "/embed_sparse"), (Row(EMBEDDING, {"inputs": TEXTS}, SEQUENCES),)),
     "/similarity": (Row(EMBEDDING, {"inputs": {"source_sentence": "a", "sentences": TEXTS}}, SEQUENCES),),
     "/predict": (Row(CLASSES, {"inputs": [["a"]] * 2049}, SEQUENCES),),
@@ -132,6 +152,19 @@ ROWS: Mapping[str, Sequence[Row]] = {
     ),
     "/v1/chat/completions/render": (
         Row(GENERATION, {"messages": [{"role": "user", "content": "a" * 250_001}]}, LENGTH, 400),
+    ),
+    **dict.fromkeys(
+        ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"),
+        (Row(GENERATION, {"max_tokens": 1, "messages": [{"role": "user", "content": "a" * 250_001}]}, LENGTH, 400),),
+    ),
+    "/v1/responses/render": (Row(GENERATION, {"input": "a" * 250_001}, LENGTH, 400),),
+    "/v1/chat/completions/derender": (
+        Row(GENERATION, {"generate_response": {"choices": DERENDERED}, "chat_request": ASKED}, VALUES),
+        Row(GENERATION, {"generate_response": {"choices": [ONE_TOKEN] * 3000}}, "--max_instances"),
+    ),
+    "/v1/completions/derender": (
+        Row(GENERATION, {"generate_responses": [{"choices": DERENDERED}]}, VALUES),
+        Row(GENERATION, {"generate_responses": [{"choices": [ONE_TOKEN] * 20}] * 110}, "--max_instances"),
     ),
     "/v1/ranking": (Row(RERANK, {"query": {"text": LONG}, "passages": [{"text": "a"}] * 2048}, COPIES),),
 }

@@ -102,8 +102,13 @@ def test_a_stream_of_refused_requests_keeps_none(guarded: Service) -> None:
     assert settles(guarded, before + 2 * MAX_GROWTH_BYTES)
 
 
-@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate], ids=["gzip", "deflate"])
-@pytest.mark.parametrize("metadata", [(), KEY], ids=["without a key", "with a key"])
+@pytest.mark.parametrize(
+    ("algorithm", "metadata"),
+    [
+        pytest.param(grpc.Compression.Gzip, (), id="gzip, without a key"),
+        pytest.param(grpc.Compression.Deflate, KEY, id="deflate, with a key"),
+    ],
+)
 def test_a_compressed_message_is_not_inflated(guarded: Service, algorithm: grpc.Compression, metadata: object) -> None:
     body = message("a" * LARGE)
     before = guarded.resident_bytes

@@ -35,7 +35,7 @@ export default {
     if (!entities.length) return "No entities.";
     const rows = entities.map(({ start, end, entity, entity_group: group, score }) =>
       [group ?? entity, slice(text, start, end), percent(score), `${start}–${end}`]);
-    out.append(table("Entities", ["Label", "Text", "Score", "Characters"], rows));
+    out.append(table("Entities", ["Label", "Text", "Score", "Offsets"], rows));
     return plural(entities.length, "entity", "entities");
   },
 };
