@@ -30,7 +30,7 @@ from hf_transformer.commands.export.token_heads import stored_weights
 from hf_transformer.core.batch import PaddingPolicy
 from hf_transformer.core.batch_rules import batch_rules
 from hf_transformer.core.contract import fit_signature
-from hf_transformer.core.labelled_batch import LabelledBatchBuilder
+from hf_transformer.core.labelled_batch import LabelledBatchBuilder, LabelledShape
 from hf_transformer.errors import ContextLengthExceeded, LoadError
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.declaration import BATCH, SEQUENCE
@@ -191,7 +191,9 @@ def _builder(graph: Graph, model: GlinerModel) -> LabelledBatchBuilder:
     signature = fit_signature(spec, task.outputs, extras=task.inputs, task=task.name)
     rules = batch_rules(checkpoint.files.config, None)
     policy = PaddingPolicy(checkpoint.tokenizer.pad_id if rules.pad_id is None else rules.pad_id, left=rules.left)
-    return LabelledBatchBuilder(signature, policy, width=task.width, equal_words=task.reads_word_padding)
+    return LabelledBatchBuilder(
+        signature, policy, LabelledShape(task.width, task.reads_word_padding, task.reads_label_padding)
+    )
 
 
 def _encoded(
