@@ -26,7 +26,7 @@ from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types.request import Context
 from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 from hf_transformer.types.tokenization import LabelledEncoding
-from tests.generation.conftest import config
+from tests.support.configuring import config
 from tests.support.scripted_predictor import RecordedCall, ScriptedPredictor
 from tests.support.triton_repository import task_model_folder
 
