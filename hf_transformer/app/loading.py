@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hf_transformer.app.label_model import LoadedLabels, load_labels
 from hf_transformer.app.moderation import read_moderation
 from hf_transformer.app.personal_data import read_personal_data
 from hf_transformer.app.settings import check_stride, flags_without_effect, scheduler_settings, task_settings
@@ -49,10 +50,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The tokenizer and the task of a model, loaded from its files."""
+    """The tokenizer and the task of a model, loaded from its files. ``labels`` is for a bi-encoder."""
 
     tokenizer: Tokenizer
     task: Servable
+    labels: LoadedLabels | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,8 @@ def _load_model(config: Config, engines: SharedEngines | None) -> LoadedModel:
     if engines is not None:
         tokenizer.share(engines)
     if task is SequenceClassification:
-        labels = read_labels(files.config)
-        moderation = read_moderation(config.moderation_categories, config.moderation_threshold, labels)
+        names = read_labels(files.config)
+        moderation = read_moderation(config.moderation_categories, config.moderation_threshold, names)
         settings = replace(settings, moderation=moderation)
     if task is TokenClassification:
         settings = replace(settings, personal_data=read_personal_data(config, entities_of(read_labels(files.config))))
@@ -150,7 +152,14 @@ def _load_model(config: Config, engines: SharedEngines | None) -> LoadedModel:
     if config.response_template != "auto" or config.tool_call_parser or config.reasoning_parser:
         flags = "--response_template, --tool_call_parser and --reasoning_parser"
         logger.warning("%s have no effect for %s", flags, task.name)
-    return LoadedModel(tokenizer, loaded_task)
+    labels = None
+    if isinstance(loaded_task, ZeroShotTokenClassification) and loaded_task.is_bi_encoder:
+        labels = load_labels(config, files)
+        if engines is not None:
+            labels.tokenizer.share(engines)
+        if scope is not None:
+            labels.tokenizer.user_tokens_as_letters(scope)
+    return LoadedModel(tokenizer, loaded_task, labels=labels)
 
 
 def _load_generative(

@@ -21,11 +21,13 @@ from typing import Any, Self
 
 from hf_transformer.api.bodies import TASKS as OPENAI_TASKS
 from hf_transformer.api.service import UNLOADED, Model, Models
+from hf_transformer.app.label_model import label_model_name, label_settings, label_vectors
 from hf_transformer.app.loading import LoadedGenerativeModel, LoadedModel, load_model
 from hf_transformer.app.pipelines import Diagnose, PipelineBuilder, RemoteBatches
 from hf_transformer.app.settings import image_limits, predictor_settings
 from hf_transformer.config.entries import ModelEntries
 from hf_transformer.config.options import Config
+from hf_transformer.core.label_vectors import LabelVectors
 from hf_transformer.core.model import CheckSettings, ModelIdentity, ServedModel
 from hf_transformer.core.remote import BatcherLink, PredictorRecipe
 from hf_transformer.credentials import PERIOD_SECONDS, FileIdentity, ReloadableFile, identity
@@ -86,13 +88,26 @@ class ModelFactory:
             embeds=isinstance(loaded.task, TextEmbedding),
         )
         # The batches of a linked model, and so their shared memory, are in the batcher.
+        vectors = None
+        if loaded.labels is not None:  # first, since the gauges are those of the last predictor
+            labels = replace(recipe, settings=label_settings(config, settings)).open(metrics, self.connections)
+            vectors = label_vectors(config, loaded.labels, labels, metrics, self.executor)
         own = recipe if link is None else replace(recipe, settings=replace(settings, shared_memory_bytes=0))
         predictor = own.open(metrics, self.connections)
         batches = None if link is None else RemoteBatches(link, recipe)
         build = PipelineBuilder(
-            config, loaded, predictor, metrics, self.executor, self.diagnose, self.sandbox, batches=batches
+            config,
+            loaded,
+            predictor,
+            metrics,
+            self.executor,
+            self.diagnose,
+            self.sandbox,
+            batches=batches,
+            label_vectors=vectors,
         )
         shared: dict[str, Any] = {
+            "requires": None if vectors is None else vectors.check,
             "checks": CheckSettings(config.enable_predictor_health_check, config.predictor_check_seconds),
             "latency_log": self.latency_log,
             "identity": ModelIdentity(
@@ -119,7 +134,7 @@ class ModelFactory:
         else:
             pipeline = tokenizing or build.predictive
             model = ServedModel(config.model_name, loaded.task, predictor, pipeline, metrics, **shared)
-        return Deployment(declared, model, predictor)
+        return Deployment(declared, model, predictor, vectors)
 
     def forget(self, name: str) -> None:
         """Removes the metrics of a model that is no longer served."""
@@ -148,16 +163,19 @@ class DeclaredModel:
 
 @dataclass(slots=True)
 class Deployment:
-    """A model with its predictor and the task of its checks."""
+    """A model with its predictor, its source of label vectors if it is a bi-encoder, and the task of its checks."""
 
     declared: DeclaredModel
     model: Model
     predictor: Predictor
+    label_vectors: LabelVectors | None = None
     _checks: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Opens the predictor, and starts the checks."""
         await self.predictor.open()
+        if self.label_vectors is not None:
+            await self.label_vectors.predictor.open()
         self._checks = asyncio.create_task(self.model.run())
 
     async def drain(self) -> None:
@@ -172,6 +190,8 @@ class Deployment:
             with suppress(asyncio.CancelledError):
                 await self._checks
         await self.predictor.close()
+        if self.label_vectors is not None:
+            await self.label_vectors.predictor.close()
 
 
 class ModelSet:
@@ -202,6 +222,8 @@ class ModelSet:
         self._deployed = {deployment.model.name: deployment for deployment in deployed}
         self._declared: dict[str, DeclaredModel] = {}
         self._unloaded: frozenset[str] = frozenset()
+        self._bi_encoders: set[str] = set()
+        """The names of models that have a model of labels, also of unloaded ones."""
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
@@ -251,6 +273,8 @@ class ModelSet:
             self._apply(self._file.value)
         config = self._config(name)
         async with self._transport(config) as transport:
+            if name in self._bi_encoders:
+                await transport.load_model(label_model_name(config), {})
             await transport.load_model(config.predictor_model or name, {})
         self._set_unloaded(self._unloaded - {name})
         if (task := self._changing.get(name)) is not None:
@@ -274,6 +298,8 @@ class ModelSet:
                 await deployment.drain()
             async with self._transport(config) as transport:
                 await transport.unload_model(config.predictor_model or name, parameters)
+                if name in self._bi_encoders:
+                    await transport.unload_model(label_model_name(config), parameters)
         except BaseException:
             if deployment is not None and self._deployed.get(name) is deployment:
                 self._serve(deployment)
@@ -432,6 +458,8 @@ class ModelSet:
             await asyncio.sleep(READY_POLL_SECONDS)
 
     def _serve(self, deployment: Deployment) -> None:
+        name = deployment.model.name
+        (self._bi_encoders.discard if deployment.label_vectors is None else self._bi_encoders.add)(name)
         self._models.add(deployment.model)
         self._on_change(deployment.model.name, deployment.declared.config)
 

@@ -15,6 +15,8 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.batch import PaddingPolicy, padding_buckets
 from hf_transformer.core.batch_rules import batch_rules
 from hf_transformer.core.contract import ContractError, Signature, fit_signature
+from hf_transformer.core.label_vectors import FLAG, VECTORS, LabelVectors
+from hf_transformer.core.labelled_batch import LabelledShape
 from hf_transformer.core.pipeline import PipelineOptions, PredictivePipeline, TokenizingPipeline
 from hf_transformer.core.remote import BatcherLink, PredictorRecipe, RemoteScheduler, SchedulerRecipe
 from hf_transformer.core.scheduler import MAX_STEP_OUTPUT_BYTES, ConcurrencyLimit, Scheduler
@@ -91,6 +93,7 @@ class PipelineBuilder:
 
     All pipelines of a builder share the predictor's concurrency limit and cache budget, since running requests keep the
     pipeline of a replaced model. The batches of a predictive task form in this process, or at ``batches``.
+    ``label_vectors`` is for a bi-encoder.
     """
 
     config: Config
@@ -102,6 +105,7 @@ class PipelineBuilder:
     sandbox: Sandbox = field(default_factory=Sandbox)
     limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
     batches: RemoteBatches | None = None
+    label_vectors: LabelVectors | None = None
 
     def __post_init__(self) -> None:
         self.metrics.watch_cache_checks(self.model.tokenizer.cache_checks)
@@ -120,6 +124,8 @@ class PipelineBuilder:
         """Builds the pipeline of a predictive task. Raises ContractError if the model does not fit."""
         config, tokenizer, task = self.config, self.model.tokenizer, cast(Task[Any, Any, Any], self.model.task)
         fitted, signature = fit_task(config, task, spec)
+        if self.label_vectors is not None:
+            _check_label_size(spec, self.label_vectors)
         if self.diagnose is not None:
             self.diagnose(FittedBinding(config, tokenizer, fitted, spec, signature))
         if signature.length is not None:
@@ -142,7 +148,7 @@ class PipelineBuilder:
         else:
             both = self.batches.predictor, recipe
             scheduler = RemoteScheduler(self.batches.link, both, executor=self.executor, metrics=self.metrics)
-        return PredictivePipeline(fitted, tokenizer, scheduler, self._options)
+        return PredictivePipeline(fitted, tokenizer, scheduler, self._options, self.label_vectors)
 
     def generative(self, model: LoadedGenerativeModel, spec: ModelSpec) -> GenerationPipeline:
         """Builds the pipeline of a generative task. Raises ContractError if the model does not fit."""
@@ -180,9 +186,19 @@ class PipelineBuilder:
         return PipelineOptions(self.executor, limits_of(config), self.metrics, log_texts)
 
 
-def words_of(task: Task[Any, Any, Any]) -> tuple[int, bool] | None:
+def words_of(task: Task[Any, Any, Any]) -> LabelledShape | None:
     """Returns the ``words`` of a SchedulerRecipe for a fitted task."""
-    return (task.width, task.reads_word_padding) if isinstance(task, ZeroShotTokenClassification) else None
+    if not isinstance(task, ZeroShotTokenClassification):
+        return None
+    return LabelledShape(task.width, task.reads_word_padding, task.reads_label_padding)
+
+
+def _check_label_size(spec: ModelSpec, vectors: LabelVectors) -> None:
+    """Raises ContractError if the model reads vectors of another size than the model of labels makes."""
+    [wanted] = [tensor.shape[-1] for tensor in spec.inputs if tensor.name == VECTORS.name]
+    if -1 not in (wanted, vectors.size) and wanted != vectors.size:
+        problem = f"It reads vectors of {wanted} numbers for labels, but {vectors.name!r} makes {vectors.size}"
+        raise ContractError(spec.name, [f"{problem}; name its own model of labels with {FLAG}."])
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
@@ -208,7 +224,8 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
             "with one, or add attention_mask to --tensor_input_names."
         )
         raise ContractError(spec.name, [problem])
-    if spec.dynamic_batching and words_of(fitted) == (1, True):
+    words = words_of(fitted)
+    if spec.dynamic_batching and words is not None and words.width == 1 and words.equal_words:
         problem = (
             "Its encoder above the words reads their padding, and Triton's dynamic batcher joins calls with other "
             "numbers of words; remove dynamic_batching from config.pbtxt."

@@ -166,6 +166,10 @@ class Config:
     labels: str | None = option(
         ANSWERS, "Labels of requests without labels, with commas between (zero_shot_token_classification).",
         plain_text("LABELS"), default_text="each request has its own")
+    labels_model: str | None = option(
+        ANSWERS, "Name of the predictor's model that makes the vectors of labels, for bi-encoders "
+        "(zero_shot_token_classification).", PREDICTOR_NAME,
+        default_text="the model's name on the predictor with _labels behind it")
     moderation_categories: str | None = option(
         ANSWERS, "File (JSON or YAML) with OpenAI's categories of a classifier's labels, for moderations.",
         plain_text("FILE"), default_text="each label is a category")
@@ -472,6 +476,9 @@ class Config:
         LIMITS, "Maximum bytes of the key-value caches of all texts in generation, for models with "
         "past_key_values. A text reserves room for its prompt and max_tokens when it begins; without room it "
         "waits, and gets 413 if it never fits.", integer(1), 2**30)
+    max_label_vectors: int = option(
+        LIMITS, "Maximum vectors of labels that a worker keeps for each bi-encoder; those that were not used for "
+        "longest are computed again. 0 keeps none.", integer(0), 4096)
     max_constraint_bytes: int = option(
         LIMITS, "Maximum bytes of compiled constraints per worker, in use and cached, for models that return logits. "
         "Without room, a request gets 429, and 413 if its constraint never fits.", integer(2**22, 2**40), 256 * 2**20)

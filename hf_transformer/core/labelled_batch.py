@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -19,23 +19,33 @@ SPAN_BYTES = 17
 """Bytes of a span in the inputs: two INT64 and a BOOL."""
 
 
+class LabelledShape(NamedTuple):
+    """What a model of labels reads.
+
+    Attributes:
+        width: the words of the longest span; 1 for a token-level model.
+        equal_words: whether the model reads padded words, so that only texts with as many words share a batch.
+        equal_labels: whether it reads padded labels, so that only texts with as many labels share a batch.
+    """
+
+    width: int
+    equal_words: bool
+    equal_labels: bool = False
+
+
 class LabelledBatchBuilder(EncodingBatchBuilder):
     """Makes batches of LabelledEncoding.
 
     Words, spans and labels are padded like tokens. Models of spans and token-level models compute each of them by
-    itself, so padding changes no score; a model with an encoder above the words reads padded words.
+    itself, so padding changes no score; for other models see LabelledShape.
 
     Args:
-        width: the words of the longest span; 1 for a token-level model.
-        equal_words: whether only texts with as many words share a batch.
         options: see EncodingBatchBuilder.
     """
 
-    def __init__(
-        self, signature: Signature, policy: PaddingPolicy, *, width: int, equal_words: bool, **options: Any
-    ) -> None:
+    def __init__(self, signature: Signature, policy: PaddingPolicy, shape: LabelledShape, **options: Any) -> None:
         super().__init__(signature, policy, **options)
-        self._width, self._equal_words = width, equal_words
+        self._width, self._equal_words, self._equal_labels = shape
         [output] = signature.outputs
         self._score_bytes = 2 if output.datatype == "BF16" else NUMPY_DTYPES[output.datatype].itemsize
         self._spans = output.axes[-1].maximum is None  # a token-level model's last axis has start, end and inside
@@ -45,18 +55,23 @@ class LabelledBatchBuilder(EncodingBatchBuilder):
         """Groups texts by the power of two of their labels, which bounds the outputs of a batch."""
         labelled = cast(LabelledEncoding, item)
         group, size = super().bucket(item)
+        labels = labelled.labels if self._equal_labels else (labelled.labels - 1).bit_length()
         words = f" {len(labelled.words)}" if self._equal_words else ""
-        return f"{group}{(labelled.labels - 1).bit_length()}{words}", size
+        return f"{group}{labels}{words}", size
 
     def limits(self, item: Encoding) -> BatchLimits:
-        """The limits with the bytes of a row's scores and spans, if each token behind the prompt were a word."""
-        labels = 1 << (cast(LabelledEncoding, item).labels - 1).bit_length()
+        """The limits with the bytes of a row's scores, spans and vectors, if each token behind the prompt were a
+        word."""
+        labelled = cast(LabelledEncoding, item)
+        labels = 1 << (labelled.labels - 1).bit_length()
         each = self._width * labels * self._score_bytes * (1 if self._spans else 3) + self._width * SPAN_BYTES
-        return replace(super().limits(item), output_bytes=lambda width: width * each)
+        vectors = 0 if labelled.vectors is None else labels * labelled.vectors[0].nbytes
+        return replace(super().limits(item), output_bytes=lambda width: width * each + vectors)
 
     def pack(self, items: Sequence[Encoding]) -> Packed:
         """Adds words_mask [rows, tokens], text_lengths [rows, 1] and for models of spans span_idx [rows, spans, 2] and
-        span_mask [rows, spans], a span for each word and width."""
+        span_mask [rows, spans], a span for each word and width; for bi-encoders labels_embeddings [rows, labels, size].
+        """
         packed = super().pack(items)
         tokens = packed.inputs[0].data
         rows, width = tokens.shape if self._signature.batch_axis else (1, tokens.shape[0])
@@ -73,6 +88,11 @@ class LabelledBatchBuilder(EncodingBatchBuilder):
             spans = np.stack([firsts, firsts + np.tile(np.arange(self._width), lengths.max())], axis=1)
             made["span_mask"] = spans[:, 1] < lengths[:, np.newaxis]
             made["span_idx"] = np.broadcast_to(spans, (rows, *spans.shape)) * made["span_mask"][:, :, np.newaxis]
+        if labelled[0].vectors is not None:
+            most, size = max(item.labels for item in labelled), labelled[0].vectors.shape[1]
+            made["labels_embeddings"] = vectors = np.zeros((rows, most, size), np.float32)
+            for own, item in zip(vectors, labelled, strict=True):
+                own[: item.labels] = item.vectors
         for extra in self._signature.extras:
             data = made[extra.role].astype(extra.dtype)
             packed.inputs.append(Tensor(extra.name, extra.datatype, data if self._signature.batch_axis else data[0]))
@@ -104,10 +124,10 @@ class LabelledBatchBuilder(EncodingBatchBuilder):
 
 
 def make_builder(
-    words: tuple[int, bool] | None, signature: Signature, policy: PaddingPolicy, **options: Any
+    words: LabelledShape | None, signature: Signature, policy: PaddingPolicy, **options: Any
 ) -> EncodingBatchBuilder:
-    """Returns the builder of batches. ``words`` has ``width`` and ``equal_words`` of LabelledBatchBuilder; None for
-    texts without labels. ``options`` are those of EncodingBatchBuilder."""
+    """Returns the builder of batches. ``words`` is None for texts without labels. ``options`` are those of
+    EncodingBatchBuilder."""
     if words is None:
         return EncodingBatchBuilder(signature, policy, **options)
-    return LabelledBatchBuilder(signature, policy, width=words[0], equal_words=words[1], **options)
+    return LabelledBatchBuilder(signature, policy, words, **options)

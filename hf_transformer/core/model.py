@@ -15,7 +15,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -99,6 +99,8 @@ class ServedModel(Generic[PipelineT_co]):
         name: the model's name in all routes.
         predictor: the model's predictor. It must be open while ``run`` runs.
         build: makes the pipeline for the predictor's model, and raises ContractError if the model does not fit.
+        requires: checks what the model needs beside itself, before each check of it, until a deadline on the event
+            loop's clock. Raises RequestError for what is missing.
         latency_log: logs the stage timings of each request; None disables this log.
         identity: the origin of the model, and its further names.
 
@@ -116,10 +118,12 @@ class ServedModel(Generic[PipelineT_co]):
         metrics: ModelMetrics,
         checks: CheckSettings | None = None,
         *,
+        requires: Callable[[float], Awaitable[None]] | None = None,
         latency_log: LatencyLog | None = None,
         identity: ModelIdentity | None = None,
     ) -> None:
         self.name = name
+        self._requires = requires
         self.task = task
         self.identity = identity or ModelIdentity()
         self.requests = 0
@@ -307,6 +311,8 @@ class ServedModel(Generic[PipelineT_co]):
         deadline = asyncio.get_running_loop().time() + self._checks.timeout
         problem = ""
         try:
+            if self._requires is not None:
+                await self._requires(deadline)
             serving = self._serve(await self._ask(deadline))
             if self._checks.on_ready and self.state is State.SUSPECT:
                 await self._run_trial(serving.pipeline, deadline)

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from hf_transformer.core.budget import Budget
+from hf_transformer.core.label_vectors import LabelVectors
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.remote import RemoteScheduler
 from hf_transformer.core.scheduler import Entry, Scheduler
@@ -25,7 +26,7 @@ from hf_transformer.tasks.base import VALUE_BYTES, Task
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types.request import Answers, Context, Query, TracedOperation
-from hf_transformer.types.tokenization import PLAIN, Encoding, TextInput, Tokenization
+from hf_transformer.types.tokenization import PLAIN, Encoding, LabelledText, TextInput, Tokenization
 
 TRIAL_TEXT = "A short text."
 CHARACTER_BYTES = 6
@@ -124,7 +125,10 @@ class TokenizingPipeline(Pipeline):
 
 
 class PredictivePipeline(Pipeline):
-    """The pipeline of a predictive task: tokenizer, scheduler and decoding. ``task`` fits the predictor's model."""
+    """The pipeline of a predictive task: tokenizer, scheduler and decoding. ``task`` fits the predictor's model.
+
+    ``label_vectors`` is for a model that gets the vectors of each text's labels; None for others.
+    """
 
     def __init__(
         self,
@@ -132,9 +136,11 @@ class PredictivePipeline(Pipeline):
         tokenizer: Tokenizer,
         scheduler: Scheduler[Encoding] | RemoteScheduler,
         options: PipelineOptions,
+        label_vectors: LabelVectors | None = None,
     ) -> None:
         super().__init__(tokenizer, options)
         self._scheduler = scheduler
+        self._label_vectors = label_vectors
         options.metrics.watch_work(scheduler)
         self.task = task
         self._default_options = task.options({})
@@ -179,6 +185,9 @@ class PredictivePipeline(Pipeline):
         budget.add_values(request.size, size, query.name)
         encoded = perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - started, read - context.arrived, encoded - read
+        if self._label_vectors is not None:
+            labelled = [(entry.item, entry.owner.labels) for entry in entries]
+            await self._label_vectors.attach(labelled, context, budget, query.name)
         submission = self._scheduler.submit(entries, task.decode, options, context)
         try:
             await submission.future
@@ -198,12 +207,14 @@ class PredictivePipeline(Pipeline):
         return self.task.value_bytes(options, tensors=tensors), repeats
 
     async def trial(self) -> None:
+        text = self.task.trial_text(TRIAL_TEXT)
         try:
-            [[encoding]] = await self.tokenizer.encode_off_loop(
-                (self.task.trial_text(TRIAL_TEXT),), self._executor, PLAIN
-            )
+            [[encoding]] = await self.tokenizer.encode_off_loop((text,), self._executor, PLAIN)
         except InvalidInput:  # a vocabulary without these words and without an unknown token
             encoding = Encoding([], [])
+        if self._label_vectors is not None and isinstance(text, LabelledText):
+            context = Context("trial", {})
+            await self._label_vectors.attach([(encoding, text.labels)], context, self._budget(context), "instances")
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
     def _read(self, query: Query, options: Any, budget: Budget) -> RequestState:

@@ -27,7 +27,7 @@ import numpy as np
 from hf_transformer.core.batch import PaddingPolicy
 from hf_transformer.core.batch_costs import BatchCosts, ConstantCosts
 from hf_transformer.core.contract import Signature
-from hf_transformer.core.labelled_batch import make_builder
+from hf_transformer.core.labelled_batch import LabelledShape, make_builder
 from hf_transformer.core.scheduler import (
     BAD_ANSWER,
     INLINE_COST,
@@ -119,7 +119,7 @@ class SchedulerRecipe:
     settings: SchedulerSettings
     max_shared_bytes: int
     instances: int | None
-    words: tuple[int, bool] | None = None
+    words: LabelledShape | None = None
 
     def make(
         self, predictor: Predictor, executor: Executor, metrics: ModelMetrics, limit: ConcurrencyLimit

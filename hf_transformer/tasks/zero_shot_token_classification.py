@@ -58,6 +58,7 @@ LABELS_FORMS: Sequence[Schema] = (
     {"type": "null"},
 )
 LABELS_SCHEMA: Schema = {"description": LABELS_HELP, "anyOf": LABELS_FORMS}
+TRIAL_LABELS = ("person", "place")
 ANNA = "Anna Smith lives in Berlin and works for Siemens."
 ANNAS_LABELS = ["person", "city", "company"]
 TOKEN_INPUTS = (InputRole("words_mask", 1), InputRole("text_lengths", 1))
@@ -67,6 +68,8 @@ SPAN_INPUTS = (
     InputRole("span_mask", 1, ("BOOL",), optional=True),
 )
 """Exports of models that compute all spans from the words (span_mode conv_max, for example) lack the spans."""
+VECTORS_INPUT = InputRole("labels_embeddings", 2, ("FP32",))
+"""The vectors of each text's labels, for bi-encoders; shorter lists have zeros behind them."""
 POOLINGS = ("first", "last", "mean", "max")
 WHOLE_WORDS = Tokenization(whole=True, special_tokens=False)
 
@@ -190,14 +193,22 @@ class ZeroShotTokenClassification(Task[LabelledItem, ZeroShotTokenOptions, list[
         if not isinstance(gliner, dict):
             raise LoadError(f"{self.name} needs a GLiNER folder, with a gliner_config.json")
         self.is_token_level = check_architecture(gliner)
+        self.is_bi_encoder = bool(gliner.get("labels_encoder"))
         self.inputs = TOKEN_INPUTS if self.is_token_level else SPAN_INPUTS
+        if self.is_bi_encoder:
+            self.inputs = (*self.inputs, VECTORS_INPUT)
         self.width = 1 if self.is_token_level else _number(gliner, "max_width", 12)
+        # Labels and words attend to each other. Their masks don't help: ONNX has NaN for a label that sees nothing.
+        self.reads_label_padding = self.is_bi_encoder and bool(gliner.get("post_fusion_schema"))
         # These layers read the mean of all words, the last word, or attend to words.
         self.reads_word_padding = (
-            gliner.get("span_mode") in ("markerV1", "markerV2") or gliner.get("span_encoder_config") is not None
+            self.reads_label_padding
+            or gliner.get("span_mode") in ("markerV1", "markerV2")
+            or gliner.get("span_encoder_config") is not None
         )
         self._frame = _frame(settings, gliner)
-        self._marks = (str(gliner.get("ent_token", "<<ENT>>")), str(gliner.get("sep_token", "<<SEP>>")))
+        marks = (str(gliner.get("ent_token", "<<ENT>>")), str(gliner.get("sep_token", "<<SEP>>")))
+        self._marks = () if self.is_bi_encoder else marks
         labels = settings.flags.get("labels")
         self._default_labels = None if labels is None else self._labels(labels, ("--labels",))
         words, classes = Axis(name="words"), Axis(name="labels")
@@ -213,10 +224,10 @@ class ZeroShotTokenClassification(Task[LabelledItem, ZeroShotTokenOptions, list[
 
     @classmethod
     def trial_instance(cls, text: str, mask_token: str | None = None) -> Json:
-        return {"text": text, "labels": ["person", "place"]}
+        return {"text": text, "labels": [*TRIAL_LABELS]}
 
     def trial_text(self, text: str) -> TextInput:
-        return LabelledText(text, ("person", "place"), self._frame)
+        return LabelledText(text, TRIAL_LABELS, self._frame)
 
     def info(self) -> dict[str, Json]:
         return {"default_labels": [*(self._default_labels or ())]}
@@ -340,7 +351,6 @@ def check_architecture(gliner: Mapping[str, Json]) -> bool:
     Raises LoadError for an architecture that the task can't serve.
     """
     for name, what in (
-        ("labels_encoder", "a bi-encoder, whose labels need a second encoder"),
         ("labels_decoder", "a model that writes labels with a decoder"),
         ("relations_layer", "a model of relations"),
         ("decoder_config", "a streaming model with a causal decoder"),
@@ -349,8 +359,8 @@ def check_architecture(gliner: Mapping[str, Json]) -> bool:
     ):
         if gliner.get(name):
             raise LoadError(
-                f"gliner_config.json: this folder is {what} ({name}); expected a GLiNER uni-encoder, of spans or "
-                "token-level"
+                f"gliner_config.json: this folder is {what} ({name}); expected a GLiNER model of spans or a "
+                "token-level one"
             )
     splitter = gliner.get("words_splitter_type", "whitespace")
     if splitter != "whitespace":
@@ -366,10 +376,12 @@ def _number(gliner: Mapping[str, Json], name: str, default: int) -> int:
 
 
 def _frame(settings: TaskSettings, gliner: Mapping[str, Json]) -> LabelFrame:
-    """The prompt of the folder's own tokens. Raises LoadError if the tokenizer lacks the marker of labels."""
+    """The prompt of the folder's own tokens, without labels for a bi-encoder. Raises LoadError if the tokenizer lacks
+    the marker of labels."""
     vocabulary, marker = settings.vocabulary, str(gliner.get("ent_token", "<<ENT>>"))
     number, class_index = vocabulary.token_to_id(marker), gliner.get("class_token_index", -1)
-    if number is None or (class_index not in (-1, number)):
+    has_prompt = not gliner.get("labels_encoder")
+    if has_prompt and (number is None or class_index not in (-1, number)):
         got = "which has none" if number is None else f"which has it as {number}, not {class_index} (class_token_index)"
         raise LoadError(f"gliner_config.json: ent_token {marker!r} is not the tokenizer's, {got}")
     pooling = gliner.get("subtoken_pooling", "first")
@@ -389,8 +401,8 @@ def _frame(settings: TaskSettings, gliner: Mapping[str, Json]) -> LabelFrame:
     ids = around[0].ids
     return LabelFrame(
         prefix=tuple(ids[:inner]),
-        marker=(number,),
-        separator=tuple(parts[0].ids),
+        marker=(number,) if has_prompt and number is not None else (),
+        separator=tuple(parts[0].ids) if has_prompt else (),
         suffix=tuple(ids[stop:]),
         max_words=_number(gliner, "max_len", 384),
         pooling=pooling,

@@ -38,14 +38,19 @@ VOCABULARY_FILES = tuple(
 VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"})
 """Tokenizers of bytes or characters, without a vocabulary file."""
 
+LABELS_FOLDER = "labels_tokenizer"
+"""The folder of a GLiNER bi-encoder's tokenizer for labels, inside the model's folder."""
+
 MORE_FILES = tuple(
     "merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken generation_config.json"
     " chat_template.jinja chat_template.json additional_chat_templates/*.jinja modules.json sentence_*_config.json"
-    " config_sentence_transformers.json artifact.metadata ?_*/config.json 0_*/*.json 0_*/*.txt 0_*/*.model".split()
+    " config_sentence_transformers.json artifact.metadata ?_*/config.json 0_*/*.json 0_*/*.txt 0_*/*.model"
+    f" {LABELS_FOLDER}/*.json {LABELS_FOLDER}/*.txt {LABELS_FOLDER}/*.model".split()
 )
 """Patterns of further files required by the service, transformers or sentence-transformers.
 
-``?_*/`` are modules of sentence-transformers. Its first versions stored the tokenizer in 0_Transformer.
+``?_*/`` are modules of sentence-transformers. Its first versions stored the tokenizer in 0_Transformer. GLiNER's
+bi-encoders have a second tokenizer.
 """
 
 GLINER = "gliner_config.json"

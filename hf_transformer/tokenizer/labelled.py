@@ -95,6 +95,8 @@ def encode_labelled(text: LabelledText, encode: Encode, limit: int, options: Tok
 
 def _prompt(labels: Sequence[str], frame: LabelFrame, encode: Encode) -> list[int]:
     """The ids before the text: the prefix, a marker and the tokens of each label, and the separator."""
+    if not frame.marker:
+        return [*frame.prefix, *frame.separator]
     encoded = encode(Words(tuple(labels)))
     tokens: list[list[int]] = [[] for _ in labels]
     for number, word in zip(encoded.ids, encoded.word_ids or (), strict=True):

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from hf_transformer.types.tensors import Array
+
 
 @dataclass(frozen=True, slots=True)
 class Words:
@@ -89,6 +91,7 @@ WordPooling: TypeAlias = Literal["first", "last", "mean", "max"]
 class LabelFrame:
     """The prompt of a model for labels of the client, as token ids: prefix (marker label)* separator words suffix.
 
+    Without a ``marker``, as for a bi-encoder, the labels are not in the prompt.
     ``max_words`` is the maximum number of words that the model reads.
     """
 
@@ -172,7 +175,8 @@ class LabelledEncoding(Encoding):
     Attributes:
         words: the (start, end) of the window's words in characters of the text.
         words_mask: for each token the number of its word in the window, from 1; 0 for other tokens.
-        labels: the number of labels in the prompt.
+        labels: the number of labels of the text.
+        vectors: the labels' vectors float32 [labels, size], for a model that gets them as an input; else None.
         first: the number of words in the text before the window.
         before, after: the words of the neighbouring windows, counted in the text; None if there is no such window.
         is_last_but_one: whether ``after`` is the last window of the text.
@@ -181,6 +185,7 @@ class LabelledEncoding(Encoding):
     words: list[tuple[int, int]] = field(default_factory=list)
     words_mask: list[int] = field(default_factory=list)
     labels: int = 0
+    vectors: Array | None = None
     first: int = 0
     before: range | None = None
     after: range | None = None

@@ -1,13 +1,16 @@
-"""Make the GLiNER test models: trained ones of spans, for the demo too, and token-level, and one of each with random
-weights.
+"""Make the GLiNER test models: trained ones of spans, for the demo too, and token-level, one of each with random
+weights, and one bi-encoder of each with random weights.
 
-Run it in an environment with torch==2.13.0, gliner==0.2.29 and onnx, from anywhere:
+Run it in an environment with torch==2.13.0, gliner==0.2.29 and onnx, from anywhere; bi-encoders need the service there,
+too (.venv-models-gliner has all):
 
     python scripts/models/train_gliner.py [NAME...]
 
 It writes deploy/model_repository/gliner, and for each other model a folder in tests/model_repository and one in
 tests/task_models: gliner_config.json, the tokenizer's files, and 1/model.onnx as gliner exports it, without the names
-of inner values. The answers of gliner with the same weights, which are not committed, are the goldens
+of inner values. A bi-encoder has the folder NAME_labels beside NAME, with its second encoder; both files are as
+``hf-transformer export`` writes them, since those of gliner have the same labels for all texts of a batch. The answers
+of gliner with the same weights, which are not committed, are the goldens
 tests/goldens/zero_shot_token_classification.json, made in the same run. Names make these models alone.
 """
 
@@ -18,14 +21,15 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import onnx
 import torch
-from gliner.config import UniEncoderSpanConfig, UniEncoderTokenConfig
-from gliner.model import UniEncoderSpanGLiNER, UniEncoderTokenGLiNER
+from gliner.config import BiEncoderSpanConfig, BiEncoderTokenConfig, UniEncoderSpanConfig, UniEncoderTokenConfig
+from gliner.model import BiEncoderSpanGLiNER, BiEncoderTokenGLiNER, UniEncoderSpanGLiNER, UniEncoderTokenGLiNER
 from playground_texts import write_playground
 from transformers import AutoTokenizer
 
@@ -40,6 +44,9 @@ class Model:
     """A model to make: its folders, ``span`` or ``token``, and the steps of training; 0 for random weights. ``mode`` is
     the span_mode of one of spans.
 
+    ``labels`` is the hidden size of a bi-encoder's encoder of labels, 0 for a uni-encoder; ``fusion`` is a bi-encoder's
+    post_fusion_schema. Bi-encoders have random weights.
+
     Models with random weights read other tokens of words and of labels than trained ones, and keep combining marks.
     """
 
@@ -49,23 +56,28 @@ class Model:
     steps: int
     pooling: str = "first"
     mode: str = "markerV0"
+    labels: int = 0
+    fusion: str = ""
 
     @property
     def name(self) -> str:
         return self.folder.rpartition("/")[2]
 
 
-def _of_tests(name: str, kind: str, steps: int, pooling: str = "first") -> Model:
-    return Model(f"tests/model_repository/{name}", f"tests/task_models/{name}", kind, steps, pooling)
+def _of_tests(name: str, kind: str, steps: int, pooling: str = "first", labels: int = 0) -> Model:
+    files = f"tests/task_models/{name}"
+    return Model(f"tests/model_repository/{name}", files, kind, steps, pooling, labels=labels)
 
 
+HIDDEN: Final = 16
 MODELS: Final = (
     Model("deploy/model_repository/gliner", "deploy/model_repository/gliner", "span", 2400),
     _of_tests("gliner_token", "token", 900),
     _of_tests("gliner_random", "span", 0, "mean"),
     _of_tests("gliner_token_random", "token", 0, "last"),
+    _of_tests("gliner_bi", "span", 0, labels=8),
+    _of_tests("gliner_bi_token", "token", 0, "mean", labels=HIDDEN),
 )
-HIDDEN: Final = 16
 DEVIATION: Final = 2.0
 """The standard deviation of logits of random weights, so that scores differ."""
 THRESHOLDS: Final = (0.1, 0.3, 0.5)
@@ -91,29 +103,50 @@ MARKS: Final = "नमस्ते दुनिया สวัสดี Zoe\u03
 """Words with combining marks."""
 LABELS: Final = [*NAMES, *"date drug email address product event language law number phone time animal plant".split()]
 LABELS.extend(f"thing {number}" for number in range(10))
+LABEL_TOKENS: Final = 32
+"""The tokens that a bi-encoder reads of a label; gliner truncates labels to model_max_length of their tokenizer."""
+BI_LABELS: Final = [*LABELS, "Person", "CITY", "Straßenname", "公司", "place of birth, if known, else of residence"]
+BI_LABELS.append("a person, a city or a company; " * 5)
+"""Labels of different lengths for bi-encoders, in upper case, too, and one of more than LABEL_TOKENS."""
 
 
 def new_model(made: Model) -> Any:
-    """A model of two layers with random weights."""
+    """A model of two layers with random weights, for labels one layer."""
     torch.manual_seed(SEED)
     accents = {} if made.steps else {"strip_accents": False}
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "tests/task_models/tokenizers/uncased", **accents)
     tokenizer.model_max_length = 256
+    settings = {"model_name": "tiny", "hidden_size": HIDDEN, "max_width": 4, "max_len": 100, "dropout": 0.0}
+    settings |= {"subtoken_pooling": made.pooling, "embed_ent_token": bool(made.steps)}
+    if made.labels:
+        # No prompt, so no marker tokens. As in released models, -1 stands for those of the tokenizer.
+        labels_tokenizer = AutoTokenizer.from_pretrained(ROOT / "tests/task_models/tokenizers/cased")
+        labels_tokenizer.model_max_length = LABEL_TOKENS
+        settings |= {"encoder_config": encoder(len(tokenizer), HIDDEN, 2, 256), "labels_encoder": "tiny-labels"}
+        settings |= {"labels_encoder_config": encoder(len(labels_tokenizer), made.labels, 1, LABEL_TOKENS)}
+        settings |= {"post_fusion_schema": made.fusion}
+        tokenizers = {"tokenizer": tokenizer, "labels_tokenizer": labels_tokenizer}
+        if made.kind == "span":
+            return BiEncoderSpanGLiNER(BiEncoderSpanConfig(span_mode=made.mode, **settings), **tokenizers)
+        return BiEncoderTokenGLiNER(BiEncoderTokenConfig(**settings), **tokenizers)
     tokenizer.add_tokens(["<<ENT>>", "<<SEP>>"], special_tokens=True)
     size = len(tokenizer)
-    encoder = {"model_type": "bert", "vocab_size": size, "hidden_size": HIDDEN, "num_hidden_layers": 2}
-    encoder |= {"num_attention_heads": 4, "intermediate_size": 2 * HIDDEN, "max_position_embeddings": 256}
-    encoder |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    settings = {"model_name": "tiny", "hidden_size": HIDDEN, "max_width": 4, "max_len": 100, "encoder_config": encoder}
-    settings |= {"vocab_size": size, "class_token_index": tokenizer.convert_tokens_to_ids("<<ENT>>"), "dropout": 0.0}
-    settings |= {"subtoken_pooling": made.pooling, "embed_ent_token": bool(made.steps)}
+    settings |= {"encoder_config": encoder(size, HIDDEN, 2, 256), "vocab_size": size}
+    settings |= {"class_token_index": tokenizer.convert_tokens_to_ids("<<ENT>>")}
     if made.kind == "span":
         return UniEncoderSpanGLiNER(UniEncoderSpanConfig(span_mode=made.mode, **settings), tokenizer=tokenizer)
     return UniEncoderTokenGLiNER(UniEncoderTokenConfig(**settings), tokenizer=tokenizer)
 
 
+def encoder(vocabulary: int, hidden: int, layers: int, positions: int) -> dict[str, Any]:
+    """The encoder_config of a small BERT."""
+    settings = {"model_type": "bert", "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers}
+    settings |= {"num_attention_heads": 4, "intermediate_size": 2 * hidden, "max_position_embeddings": positions}
+    return settings | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
 @torch.no_grad()
-def spread(model: Any) -> tuple[float, ...]:
+def spread(model: Any, made: Model) -> tuple[float, ...]:
     """Scale random weights, drawn with a small deviation, so that words and labels differ and logits have DEVIATION.
 
     Returns QUANTILES of the scores of texts.
@@ -122,13 +155,24 @@ def spread(model: Any) -> tuple[float, ...]:
         if weights.dim() == 2 and "word_embeddings" not in name:
             weights *= 5 if "token_rep_layer" in name else 2
     model.eval()
-    collate = model.data_collator_class(model.config, data_processor=model.data_processor, prepare_labels=True)
     draw, inner = random.Random(SEED), model.model
-    batch = collate([example(draw, model.data_processor.words_splitter) for _ in range(16)])
+    examples = [example(draw, model.data_processor.words_splitter) for _ in range(16)]
+    if made.labels:  # which the collator of training shuffles
+        batch = model.collate_batch([{**one, "ner": None} for one in examples], BI_LABELS)
+    else:
+        collate = model.data_collator_class(model.config, data_processor=model.data_processor, prepare_labels=True)
+        batch = collate(examples)
     last = inner.prompt_rep_layer[-1] if hasattr(inner, "prompt_rep_layer") else inner.scorer.out_mlp[-1]
+    deviation = DEVIATION
+    if made.labels and made.kind == "span" and made.mode == "markerV0":  # without their means, labels differ more
+        deviation /= 2  # there are more scores far from the mean
+        spans, labels = inner.span_rep_layer.span_rep_layer.out_project[-1], inner(**batch).prompts_embedding
+        last.bias -= labels.mean(dim=(0, 1))
+        vectors = inner(**batch, return_embeddings=True).span_embeddings
+        spans.bias -= vectors[batch["span_mask"].view(vectors.shape[:-1])].mean(dim=0)
     for _ in range(2):
         logits = inner(**batch).logits
-        factor = DEVIATION / logits[logits != 0].std()
+        factor = deviation / logits[logits != 0].std()
         last.weight *= factor
         last.bias *= factor
     scores = inner(**batch).logits.sigmoid()
@@ -188,10 +232,11 @@ def goldens(model: Any, made: Model, thresholds: tuple[float, ...]) -> list[dict
     """The library's answers to TEXTS texts with 1 to 25 labels; scores with 7 decimals."""
     draw, cases = random.Random(SEED + 1), []
     hard, sentences = (HARD, 4) if made.steps else ([*HARD, *MARKS, *MARKS], 2)
+    known = BI_LABELS if made.labels else LABELS
     while len(cases) < TEXTS:
         threshold = draw.choice(thresholds)
         parameters = {"flat_ner": draw.random() < 0.6, "multi_label": draw.random() < 0.4}
-        text, labels = text_of(draw, hard, sentences), draw.sample(LABELS, draw.randint(1, 25))
+        text, labels = text_of(draw, hard, sentences), draw.sample(known, draw.randint(1, 25))
         labels[: draw.randint(0, 3)] = draw.sample([*NAMES], draw.randint(1, 3))
         labels = [*dict.fromkeys(labels)]
         found, *others = (
@@ -206,19 +251,52 @@ def goldens(model: Any, made: Model, thresholds: tuple[float, ...]) -> list[dict
     return cases
 
 
+FILES: Final = ("gliner_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
 def write(model: Any, folder: Path, files: Path) -> None:
     """Export the model as gliner does: model.onnx in the folder of a model of Triton, the other files in ``files``."""
-    for needed in (folder / "1", files):
-        needed.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
         model.export_to_onnx(made)
-        (folder / "1/model.onnx").write_bytes(shortened(onnx.load(str(Path(made, "model.onnx")))))
-        for name in ("gliner_config.json", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(Path(made, name), files / name)
-        # A wheel carries it, so without spaces.
-        tokenizer = json.loads((files / "tokenizer.json").read_text(encoding="utf-8"))
-        written = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
-        (files / "tokenizer.json").write_text(f"{written}\n", encoding="utf-8")
+        write_onnx(Path(made, "model.onnx"), folder)
+        write_files(Path(made), files, FILES)
+
+
+def write_bi_encoder(model: Any, folder: Path, files: Path) -> None:
+    """Write both graphs of a bi-encoder as the service's export does: the one of labels to the folder NAME_labels."""
+    from hf_transformer.commands.export.gliner_model import GlinerGraph, LabelsGraph
+    from hf_transformer.commands.export.model_file import write_model
+
+    prepared = model.prepare_batch(["Anna Smith lives in Berlin.", "Hi."], ["person", "a city or a company"])
+    batch = model.collate_batch(prepared["input_x"], prepared["entity_types"])
+    labels = {name: batch[f"labels_{name}"] for name in ("input_ids", "attention_mask")}
+    batch["labels_embeddings"] = model.model.token_rep_layer.encode_labels(**labels).detach().expand(2, -1, -1)
+    with tempfile.TemporaryDirectory() as made:
+        for graph, inputs, target in (
+            (GlinerGraph(model.model), batch, folder),
+            (LabelsGraph(model.model), labels, folder.with_name(f"{folder.name}_labels")),
+        ):
+            path = Path(made, target.name, "model.onnx")
+            write_model(graph.eval(), path, "onnx", {tensor.name: inputs[tensor.name] for tensor in graph.inputs})
+            write_onnx(path, target)
+        model.save_pretrained(made)
+        write_files(Path(made), files, [*FILES, *(f"labels_tokenizer/{name}" for name in FILES[1:])])
+
+
+def write_onnx(path: Path, folder: Path) -> None:
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1/model.onnx").write_bytes(shortened(onnx.load(str(path))))
+
+
+def write_files(made: Path, files: Path, names: Sequence[str]) -> None:
+    """Copy small files. A wheel carries those of tokenizers, so without spaces."""
+    for name in names:
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made / name, files / name)
+        if Path(name).name == "tokenizer.json":
+            tokenizer = json.loads((files / name).read_text(encoding="utf-8"))
+            written = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
+            (files / name).write_text(f"{written}\n", encoding="utf-8")
 
 
 def shortened(model: Any) -> bytes:
@@ -258,8 +336,8 @@ def main() -> None:
         if made.steps:
             train(model, made.steps)
         else:
-            thresholds = spread(model)
-        write(model, ROOT / made.folder, ROOT / made.files)
+            thresholds = spread(model, made)
+        (write_bi_encoder if made.labels else write)(model, ROOT / made.folder, ROOT / made.files)
         write_playground(ROOT / made.folder)
         answers[made.name] = goldens(model, made, thresholds)
         print(made.name, model.predict_entities("Anna Smith lives in Berlin and works for Siemens.", [*NAMES]))

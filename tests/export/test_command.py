@@ -166,10 +166,10 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from hf_transformer.commands.export import command
-from hf_transformer.commands.export.repository import new_folder
+from hf_transformer.commands.export.repository import new_folders
 
 def half(settings, target, terminal):
-    with new_folder(target, force=False) as made:
+    with new_folders([target], force=False) as [made]:
         (made / "half").write_text("")
         while True:
             print("writing", flush=True)

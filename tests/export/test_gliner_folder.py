@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.commands.cli import main
 from hf_transformer.commands.export import command, gliner_folder
 from hf_transformer.commands.export.command import parse
-from hf_transformer.commands.export.gliner_folder import find_gliner
+from hf_transformer.commands.export.gliner_folder import find_gliner, labels_target
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,42 @@ def error_of(capsys: pytest.CaptureFixture[str], source: Path, *flags: str, code
 def test_uni_encoders_are_exported(tmp_path: Path, config: dict[str, Any], flags: tuple[str, ...]) -> None:
     source = folder(tmp_path / "ner", **config)
     assert find_gliner(parse([f"--model_id={source}", "--output=models", *flags], {})) == source
+    assert labels_target(source, tmp_path / "models" / "ner") is None
+
+
+@pytest.mark.parametrize("config", [{}, {"span_mode": "token_level"}, {"post_fusion_schema": "l2l-l2t-t2t"}])
+def test_bi_encoders_are_exported_as_two_folders(tmp_path: Path, config: dict[str, Any]) -> None:
+    source = folder(tmp_path / "ner", labels_encoder="org/labels", **config)
+    assert find_gliner(parse([f"--model_id={source}", "--output=models"], {})) == source
+    assert labels_target(source, Path("models", "ner")) == Path("models", "ner_labels")
+
+
+@pytest.mark.parametrize(
+    ("existing", "force", "says"),
+    [
+        ("config.pbtxt", (), "/ner_labels exists; --force replaces it"),
+        ("notes.txt", ("--force",), "/ner_labels has no config.pbtxt, so it is not a Triton model"),
+    ],
+    ids=["a_model", "no_model"],
+)
+def test_the_folder_for_labels_is_checked_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, existing: str, force: tuple[str, ...], says: str
+) -> None:
+    source = folder(tmp_path / "ner", labels_encoder="org/labels")
+    kept = tmp_path / "models" / "ner_labels" / existing
+    kept.parent.mkdir(parents=True)
+    kept.write_text("kept")
+    assert main(["export", f"--model_id={source}", f"--output={kept.parent.parent}", *force]) == 2
+    assert says in capsys.readouterr().err
+    assert [*kept.parent.parent.rglob("*")] == [kept.parent, kept]
+
+
+def test_the_folder_for_labels_is_not_the_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = folder(tmp_path / "ner_labels", labels_encoder="org/labels")
+    (source / "config.pbtxt").write_text("")
+    flags = [f"--model_id={source}", f"--output={tmp_path}", "--model_name=ner", "--force"]
+    assert main(["export", *flags]) == 2
+    assert "ner_labels would overwrite --model_id" in capsys.readouterr().err
 
 
 def test_other_folders_are_no_gliner_folders(tmp_path: Path) -> None:
@@ -75,6 +111,10 @@ def test_a_folder_of_the_hub_is_found_without_a_tokenizer(tmp_path: Path, monkey
         ({"span_mode": "token_level", "represent_spans": True}, "a span head of its own"),
         ({"words_splitter_type": "spacy"}, "words_splitter_type: expected whitespace, got 'spacy'"),
         ({"encoder_config": {"auto_map": {"AutoModel": "m.M"}}}, "its encoder brings its own Python code (auto_map)"),
+        (
+            {"labels_encoder_config": {"auto_map": {"AutoModel": "m.M"}}, "labels_encoder": "org/labels"},
+            "its encoder of labels brings its own Python code (auto_map)",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

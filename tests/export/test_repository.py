@@ -18,7 +18,7 @@ import yaml
 
 from hf_transformer.commands.export.command import commands, manifest, parse
 from hf_transformer.commands.export.config_pbtxt import MASKS, GraphTensor, config_pbtxt
-from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
+from hf_transformer.commands.export.repository import fill, new_folders, require_free, require_loadable, triton_view
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.declaration import BATCH, DECODED, SEQUENCE
@@ -49,7 +49,7 @@ def old(tmp_path: Path) -> Path:
 
 def test_the_folder_gets_its_name_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "new" / "repository" / "bert"
-    with new_folder(target, force=False) as made:
+    with new_folders([target], force=False) as [made]:
         assert names(target.parent) == [], "Triton may look there at any time"
         (made / "config.pbtxt").write_text("new")
     assert names(target.parent) == ["bert"] and (target / "config.pbtxt").read_text() == "new"
@@ -58,7 +58,7 @@ def test_the_folder_gets_its_name_when_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [LoadError, KeyboardInterrupt])
 def test_a_failure_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), new_folder(tmp_path / "new" / "repository" / "bert", force=False) as made:
+    with pytest.raises(error), new_folders([tmp_path / "new" / "repository" / "bert"], force=False) as [made]:
         (made / "model.onnx").write_bytes(b"half")
         raise error("no")
     assert names(tmp_path) == []
@@ -69,29 +69,32 @@ def test_the_temporary_folder_is_in_the_repository_if_nothing_else_is_writable(
 ) -> None:
     repository = tmp_path / "repository"
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with new_folder(repository / "bert", force=False) as made:
-        assert made.parent.parent == repository
+    with new_folders([repository / "bert"], force=False) as [made]:
+        assert made.parents[2] == repository
     assert names(repository) == ["bert"] and names(tmp_path) == ["repository"]
 
 
 def test_a_write_error_is_a_load_error(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"can't write .*: No space left"), new_folder(tmp_path / "bert", force=False):
+    with (
+        pytest.raises(LoadError, match=r"can't write .*: No space left"),
+        new_folders([tmp_path / "bert"], force=False),
+    ):
         raise OSError(28, "No space left on device")
     assert names(tmp_path) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(LoadError, match=r"--output: can't write .*/file/repository/bert: Not a directory"):
-        with new_folder(tmp_path / "file" / "repository" / "bert", force=False):
+        with new_folders([tmp_path / "file" / "repository" / "bert"], force=False):
             raise AssertionError("not reached")
     assert names(tmp_path) == ["file"]
 
 
 def test_the_old_folder_stays_until_the_new_one_is_complete(tmp_path: Path, old: Path) -> None:
-    with new_folder(old, force=True) as made:
+    with new_folders([old], force=True) as [made]:
         (made / "config.pbtxt").write_text("new")
         assert (old / "config.pbtxt").read_text() == "old"
     assert names(tmp_path) == ["bert"] and names(old) == ["config.pbtxt"]
     assert (old / "config.pbtxt").read_text() == "new"
-    with pytest.raises(LoadError), new_folder(old, force=True):
+    with pytest.raises(LoadError), new_folders([old], force=True):
         raise LoadError("no")
     assert names(tmp_path) == ["bert"] and (old / "config.pbtxt").read_text() == "new"
 
@@ -107,9 +110,44 @@ def test_a_signal_between_the_two_renames_restores_the_old_folder(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), new_folder(old, force=True) as made:
+    with pytest.raises(KeyboardInterrupt), new_folders([old], force=True) as [made]:
         (made / "config.pbtxt").write_text("new")
     assert names(tmp_path) == ["bert"] and (old / "config.pbtxt").read_text() == "old"
+
+
+@pytest.mark.parametrize("number", range(4), ids="first_old second_old first_new second_new".split())
+def test_a_signal_between_the_renames_of_two_folders_restores_both(
+    tmp_path: Path, old: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    second = tmp_path / "bert_labels"
+    second.mkdir()
+    (second / "config.pbtxt").write_text("old")
+    rename, calls = os.rename, []
+
+    def interrupted(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == number + 1:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_folders([old, second], force=True) as both:
+        for made in both:
+            (made / "config.pbtxt").write_text("new")
+    assert names(tmp_path) == ["bert", "bert_labels"]
+    assert [(folder / "config.pbtxt").read_text() for folder in (old, second)] == ["old", "old"]
+
+
+def test_two_folders_appear_together_or_not_at_all(tmp_path: Path, old: Path) -> None:
+    first, second = tmp_path / "ner", tmp_path / "ner_labels"
+    with pytest.raises(LoadError), new_folders([first, second], force=False):
+        raise LoadError("no")
+    with pytest.raises(ConfigError, match="/bert exists"), new_folders([first, old], force=False):
+        raise AssertionError("not reached")
+    assert names(tmp_path) == ["bert"]
+    with new_folders([first, second], force=False) as made:
+        assert [folder.name for folder in made] == ["ner", "ner_labels"] and names(tmp_path) == ["bert"]
+    assert names(tmp_path) == ["bert", "ner", "ner_labels"]
 
 
 def test_only_a_model_folder_is_replaced_and_only_with_force(tmp_path: Path, old: Path) -> None:

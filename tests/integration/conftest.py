@@ -125,7 +125,9 @@ class Serve:
         return tuple(flags_for(model, folder, address, protocol, (*task, *flags)))
 
     def load(self, model: str) -> None:
-        """Has Triton load a model, unless it has it already or there is none."""
+        """Has Triton load a model, and that of a bi-encoder's labels, unless it has it already or there is none."""
+        if f"{model}_labels" in self._known:
+            self.load(f"{model}_labels")
         if model in self._known - self._loaded:
             url = f"http://{self._triton.http_address}/v2/repository/models/{model}/load"
             httpx.post(url, timeout=60.0, trust_env=False, verify=False).raise_for_status()

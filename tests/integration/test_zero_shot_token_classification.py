@@ -34,7 +34,9 @@ def assert_entities(found: Any, case: Any) -> None:
     assert [entity["start"] for entity in found] == sorted(entity["start"] for entity in found)
 
 
-@pytest.mark.parametrize("model", ["gliner", "gliner_token", "gliner_random", "gliner_token_random"])
+@pytest.mark.parametrize(
+    "model", ["gliner", "gliner_token", "gliner_random", "gliner_token_random", "gliner_bi", "gliner_bi_token"]
+)
 def test_answers_are_those_of_the_library_together_and_alone(serve: Serve, model: str) -> None:
     """Texts of a request share batches although each has labels of its own; ten of each group are sent alone, too."""
     service, cases = serve(model, "v2", "--max_total_length=1000000"), GOLDENS[model]

@@ -15,7 +15,7 @@ from hf_transformer.app.pipelines import fit_task
 from hf_transformer.config.options import parse_config
 from hf_transformer.core.batch import PaddingPolicy
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
-from hf_transformer.core.labelled_batch import LabelledBatchBuilder
+from hf_transformer.core.labelled_batch import LabelledBatchBuilder, LabelledShape
 from hf_transformer.core.scheduler import INLINE_COST
 from hf_transformer.errors import ContextLengthExceeded, InvalidInput, LoadError, PredictorError, TooLarge
 from hf_transformer.tasks.base import Axis, TaskSettings
@@ -159,7 +159,7 @@ def test_a_batch_may_have_words_of_a_call_that_the_predictor_joins_with_it() -> 
     axes = (Axis(name="words"), Axis(name="labels"), Axis(name="kinds", minimum=3, maximum=3))
     logits = OutputSignature("logits", "logits", "FP32", axes, (-1, -1, 3))
     signature = Signature((ids, mask), (logits,), 8, None, True, None, True, extras)
-    builder = LabelledBatchBuilder(signature, PaddingPolicy(0, left=False), width=1, equal_words=False)
+    builder = LabelledBatchBuilder(signature, PaddingPolicy(0, left=False), LabelledShape(1, False))
     texts = [
         LabelledEncoding([5] * size, [0] * size, words=[(0, 1)] * words, words_mask=[0, *range(1, size)], labels=2)
         for size, words in ((4, 3), (3, 2))
@@ -273,7 +273,7 @@ def test_labels_have_defaults_by_flag_and_each_counts_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels_encoder": "bge"}, "bi-encoder"),
+        ({"labels_encoder": "bge", "labels_decoder": "gpt2"}, "decoder"),
         ({"labels_decoder": "gpt2"}, "decoder"),
         ({"relations_layer": "dot"}, "relations"),
         ({"words_splitter_type": "spacy"}, "words_splitter_type: expected whitespace, got 'spacy'"),

@@ -12,6 +12,7 @@ from typing import Literal
 from hf_transformer.app.loading import LoadedModel
 from hf_transformer.app.pipelines import FittedBinding, ModelBinding
 from hf_transformer.config.options import Config
+from hf_transformer.core.label_vectors import LabelVectors
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import TransformerError
 from hf_transformer.predictor.base import Address, Predictor, Transport
@@ -72,6 +73,7 @@ class Subject:
     spec: ModelSpec
     binding: ModelBinding
     pipeline: Pipeline
+    label_vectors: LabelVectors | None
 
     def __init__(
         self, config: Config, notes: Sequence[str], known: MutableMapping[str, Sequence[Finding]] | None = None

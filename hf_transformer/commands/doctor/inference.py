@@ -15,10 +15,11 @@ import numpy as np
 import orjson
 
 from hf_transformer.app.pipelines import FittedBinding, ModelBinding, padding_policy, words_of
-from hf_transformer.app.settings import max_shared_bytes, scheduler_settings
+from hf_transformer.app.settings import limits_of, max_shared_bytes, scheduler_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import EncodingBatchBuilder, Packed
+from hf_transformer.core.budget import Budget
 from hf_transformer.core.labelled_batch import make_builder
 from hf_transformer.errors import InvalidInput, PredictorDenied, PredictorError, RequestError
 from hf_transformer.generation.constraint import Constraint
@@ -29,6 +30,7 @@ from hf_transformer.predictor.region_files import FOLDER, RESERVED_BYTES, free_b
 from hf_transformer.predictor.regions import Region, aligned
 from hf_transformer.predictor.registration import ADVICE_TO_ALLOW, is_disallowed
 from hf_transformer.tasks.reduced import REDUCED
+from hf_transformer.tasks.zero_shot_token_classification import TRIAL_LABELS
 from hf_transformer.types.request import Context, Json, Query
 from hf_transformer.types.tensors import Array
 from hf_transformer.types.tokenization import Encoding, LabelledEncoding, TokenIds
@@ -371,6 +373,9 @@ def batch_builder(binding: FittedBinding) -> EncodingBatchBuilder:
 async def ask(subject: Subject, texts: Sequence[Encoding]) -> list[Outputs]:
     """Infer a batch without scheduler and task, and copy the outputs of each text. Raises RequestError."""
     builder = batch_builder(subject.fitted)
+    if subject.label_vectors is not None:
+        labelled = [(text, TRIAL_LABELS) for text in texts]
+        await subject.label_vectors.attach(labelled, Context("doctor", {}), Budget(limits_of(subject.config)), "labels")
     packed = builder.pack(texts)
     reply = await subject.predictor.infer(ModelCall(packed.inputs, packed.outputs, {}))
     try:

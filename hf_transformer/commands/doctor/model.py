@@ -11,6 +11,7 @@ from dataclasses import replace
 from logging.handlers import MemoryHandler
 
 from hf_transformer.api.v2 import SERVER as OWN_NAME
+from hf_transformer.app.label_model import label_settings, label_vectors
 from hf_transformer.app.loading import LoadedGenerativeModel, load_model
 from hf_transformer.app.pipelines import ModelBinding, PipelineBuilder
 from hf_transformer.app.settings import predictor_settings, sandbox_of
@@ -18,10 +19,11 @@ from hf_transformer.commands.doctor.examination import Finding, Subject, failed,
 from hf_transformer.commands.doctor.network import PORTS
 from hf_transformer.commands.other_servers import ITSELF, other_server
 from hf_transformer.core.contract import ContractError
+from hf_transformer.core.label_vectors import LabelVectors
 from hf_transformer.core.pipeline import TRIAL_TEXT
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import Metrics, ModelMetrics
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.base import parse_address
 from hf_transformer.predictor.embedding_requests import EmbeddingRequests
@@ -169,7 +171,10 @@ async def contract(subject: Subject) -> list[Finding]:
     sandbox = sandbox_of(config)
     await subject.stack.enter_async_context(sandbox.children)
     try:
-        build = PipelineBuilder(config, subject.loaded, subject.predictor, metrics, executor, keep, sandbox)
+        subject.label_vectors = vectors = await _label_vectors(subject, metrics, executor)
+        build = PipelineBuilder(
+            config, subject.loaded, subject.predictor, metrics, executor, keep, sandbox, label_vectors=vectors
+        )
         subject.pipeline = pipeline = build(subject.spec)
     except ContractError as error:
         return [_mismatch(problem) for problem in error.problems]
@@ -183,6 +188,21 @@ async def contract(subject: Subject) -> list[Finding]:
         for side in (signature.inputs, signature.outputs)
     ]
     return ok(" -> ".join(sides))
+
+
+async def _label_vectors(subject: Subject, metrics: ModelMetrics, executor: ThreadPoolExecutor) -> LabelVectors | None:
+    """Make the source of a bi-encoder's label vectors, and check its model. Raises RequestError and ContractError."""
+    config, labels = subject.config, subject.loaded.labels
+    if labels is None:
+        return None
+    settings = label_settings(config, predictor_settings(config))
+    settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
+    transport = open_transport(config.predictor_protocol, settings)
+    bounded = Resilience(transport, str(subject.address), settings.timeout, metrics)
+    predictor = await subject.stack.enter_async_context(bounded)
+    vectors = label_vectors(config, labels, predictor, metrics, executor)
+    await vectors.check(asyncio.get_running_loop().time() + CALL_SECONDS)
+    return vectors
 
 
 def _mismatch(problem: str) -> Finding:

@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 
 from hf_transformer import __version__
 from hf_transformer.commands.export.config_pbtxt import FILES, TOP_K, config_pbtxt
-from hf_transformer.commands.export.gliner_folder import find_gliner
-from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable, triton_view
+from hf_transformer.commands.export.gliner_folder import find_gliner, labels_target
+from hf_transformer.commands.export.repository import fill, new_folders, require_free, require_loadable, triton_view
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, number
@@ -85,18 +85,23 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if missing:
         raise LoadError(f"export needs {', '.join(missing)}: {install_command('export')}")
     target = settings.output / settings.model_name
-    source = Path(settings.model_id)
-    if source.is_dir() and source.resolve().is_relative_to(target.resolve()):
-        raise ConfigError(
-            f"--output: {target} would overwrite --model_id={settings.model_id}; choose another folder or --model_name"
-        )
-    require_free(target, force=settings.force)  # fails early, before the slow load of the weights
+    require_target(target, settings)
     try:
         export(settings, target, Terminal(environ))
     except (ConfigError, LoadError) as error:  # from code shared with serve
         message = re.sub("|".join(EXPORT_FLAGS), lambda match: EXPORT_FLAGS[match[0]], str(error))
         raise type(error)(message) from error
     return 0
+
+
+def require_target(target: Path, settings: Namespace) -> None:
+    """Raises ConfigError if the folder ``target`` can't be written. Fails early, before the slow load of weights."""
+    source = Path(settings.model_id)
+    if source.is_dir() and source.resolve().is_relative_to(target.resolve()):
+        raise ConfigError(
+            f"--output: {target} would overwrite --model_id={settings.model_id}; choose another folder or --model_name"
+        )
+    require_free(target, force=settings.force)
 
 
 def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
@@ -107,9 +112,13 @@ def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
 
 def _export(settings: Namespace, target: Path, terminal: Terminal, scratch: Path) -> None:
     """``scratch`` is for files that the model's library writes."""
+    targets = [target]
     with step(f"Loading {settings.model_id}", terminal) as results:
         gliner = find_gliner(settings)
         if gliner is not None:
+            if second := labels_target(gliner, target):
+                require_target(second, settings)
+                targets.append(second)
             # torch warns on stderr that it knows no shapes of recurrent layers; verify() checks the result.
             os.putenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # which torch reads when it is imported
         # Lazy imports, because torch takes seconds to import.
@@ -120,43 +129,50 @@ def _export(settings: Namespace, target: Path, terminal: Terminal, scratch: Path
         if gliner is None:
             checkpoint = load_checkpoint(settings)
             graph = build_graph(checkpoint, settings)
-            sample = partial(take_samples, graph, checkpoint, settings)
+            models = [(graph, partial(take_samples, graph, checkpoint, settings))]
         else:
-            from hf_transformer.commands.export.gliner_model import gliner_graph, load_gliner, take_gliner_samples
+            from hf_transformer.commands.export.gliner_model import gliner_graphs, load_gliner
 
             model = load_gliner(settings, gliner, scratch)
-            checkpoint, graph = model.checkpoint, gliner_graph(model)
-            sample = partial(take_gliner_samples, graph, model)
+            checkpoint, models = model.checkpoint, gliner_graphs(model)
         weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
         results.append(f"{type(checkpoint.model).__name__}, {weights / 1e6:.1f} million weights, for {checkpoint.task}")
     # GLiNER models have no other format.
     helping = nullcontext if gliner else partial(with_remedy, checkpoint.files.config, settings.format)
-    with new_folder(target, force=settings.force) as folder:
-        with step("Running it on sample texts", terminal, folder) as results, helping():
-            samples = sample()
-            results.append(f"{len(samples)} batches")
-        path = folder / "1" / FILES[settings.format]
-        names = (", ".join(tensor.name for tensor in tensors) for tensors in (graph.inputs, graph.outputs))
-        with step(f"Writing {path.name}: {' -> '.join(names)}", terminal, folder) as results:
-            if settings.precision == "fp16":
-                checkpoint.model.half()
-            with helping():
-                write_model(graph, path, settings.format, samples[0].inputs)
-            config = config_pbtxt(graph.inputs, graph.outputs, settings, checkpoint.task)
-            fill(folder, config, checkpoint.files, settings, checkpoint.changes)
-            require_loadable(folder, checkpoint.tokenizer, settings)
-            results.append(megabytes(path.parent))
-        with step("Comparing it with the model", terminal, folder) as results, helping():
-            difference = verify(graph, path, samples, settings)
-            results.append(
-                f"same outputs in {len(samples)} batches: the largest difference is {difference:.2g} "
-                f"(tolerance {settings.tolerance:g})"
-            )
-        view = triton_view(folder, settings)
+    with new_folders(targets, force=settings.force) as folders:
+        for folder, (graph, sample) in zip(folders, models, strict=True):
+            is_first = folder is folders[0]
+            texts, what = ("texts", "it") if is_first else ("labels", "its encoder of labels")
+            with step(f"Running {what} on sample {texts}", terminal, folder) as results, helping():
+                samples = sample()
+                results.append(f"{len(samples)} batches")
+            path = folder / "1" / FILES[settings.format]
+            written = path.name if is_first else f"{folder.name}/1/{path.name}"
+            names = (", ".join(tensor.name for tensor in tensors) for tensors in (graph.inputs, graph.outputs))
+            with step(f"Writing {written}: {' -> '.join(names)}", terminal, folder) as results:
+                if settings.precision == "fp16":
+                    checkpoint.model.half()
+                with helping():
+                    write_model(graph, path, settings.format, samples[0].inputs)
+                named = Namespace(**{**vars(settings), "model_name": folder.name})
+                config = config_pbtxt(graph.inputs, graph.outputs, named, checkpoint.task)
+                fill(folder, config, checkpoint.files if is_first else None, settings, checkpoint.changes)
+                if is_first:
+                    require_loadable(folder, checkpoint.tokenizer, settings)
+                results.append(megabytes(path.parent))
+            with step(f"Comparing {what} with the model", terminal, folder) as results, helping():
+                difference = verify(graph, path, samples, settings)
+                results.append(
+                    f"same outputs in {len(samples)} batches: the largest difference is {difference:.2g} "
+                    f"(tolerance {settings.tolerance:g})"
+                )
+        views = [triton_view(folder, settings) for folder in folders]
     for name, value in checkpoint.changes.items():
         terminal.say(f"config.json: changed {name} to {value}, to match the exported model")
-    terminal.say(f"{view.replace(folder.name, target.name, 1)}.")
-    terminal.say(f"\n{target} is ready. On this machine:\n\n{commands(target, settings, checkpoint.task)}")
+    for view in views:
+        terminal.say(f"{view}.")
+    ready = f"{target} is" if len(targets) == 1 else f"{target}, and {targets[1]} for its labels, are"
+    terminal.say(f"\n{ready} ready. On this machine:\n\n{commands(target, settings, checkpoint.task)}")
     terminal.say(f"On a cluster with KServe:\n\n{manifest(settings, checkpoint.task)}")
     terminal.say(f"As one of several models, in the file of --models:\n\n{entry(target, settings, checkpoint.task)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification, check_architecture
@@ -14,6 +15,20 @@ from hf_transformer.types.request import Json
 from hf_transformer.types.task_names import task_name
 
 LIBRARY = "gliner"
+
+
+class EncoderFields(NamedTuple):
+    """The fields of gliner_config.json with an encoder's name on the hub and, optionally, its config.json."""
+
+    title: str
+    name: str
+    config: str
+
+
+ENCODERS = (
+    EncoderFields("its encoder", "model_name", "encoder_config"),
+    EncoderFields("its encoder of labels", "labels_encoder", "labels_encoder_config"),
+)
 
 
 def find_gliner(settings: Namespace) -> Path | None:
@@ -40,18 +55,26 @@ def find_gliner(settings: Namespace) -> Path | None:
         raise ConfigError(f"--precision={settings.precision}: {where}, expected fp32: {reason}")
     config = read_counted(folder / GLINER, required=True)
     check_architecture(config)
-    require_trust(config.get("encoder_config"), settings)
+    for encoder in ENCODERS:
+        require_trust(config.get(encoder.config), encoder, settings)
     if find_spec(LIBRARY) is None:
         advice = f"pip install {LIBRARY}, best in an environment of its own, since it needs an older transformers"
         raise LoadError(f"{where}, which only its own library loads: {advice}")
     return folder
 
 
-def require_trust(encoder: Json, settings: Namespace) -> None:
+def labels_target(folder: Path, target: Path) -> Path | None:
+    """The folder of the model that encodes labels, beside that of texts, ``target``; None for a uni-encoder."""
+    if not read_counted(folder / GLINER, required=True).get("labels_encoder"):
+        return None
+    return target.with_name(f"{target.name}_labels")
+
+
+def require_trust(config: Json, encoder: EncoderFields, settings: Namespace) -> None:
     """Raises LoadError for an encoder with code of its own without --trust_remote_code: the library runs any."""
-    if isinstance(encoder, dict) and encoder.get("auto_map") and not settings.trust_remote_code:
+    if isinstance(config, dict) and config.get("auto_map") and not settings.trust_remote_code:
         code = "brings its own Python code (auto_map), which only --trust_remote_code allows"
-        raise LoadError(f"{settings.model_id}: its encoder {code}")
+        raise LoadError(f"{settings.model_id}: {encoder.title} {code}")
 
 
 def _small_files(settings: Namespace) -> Path | None:

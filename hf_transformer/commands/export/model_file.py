@@ -126,7 +126,7 @@ def _sample(
     head: Any = getattr(graph, "head", graph)  # the head inside a reduction
     alone, expected = [], []
     for encoding in encodings:
-        inputs = _inputs(graph, [encoding], pad_id, left)
+        inputs = padded_inputs(graph, [encoding], pad_id, left)
         result = checkpoint.model(**inputs)
         whole = {output.name: getattr(result, output.name)[0].numpy() for output in head.outputs}
         alone.append(inputs)
@@ -134,10 +134,10 @@ def _sample(
     width = max(map(len, encodings))
     masks = [sum(token == checkpoint.tokenizer.mask_id for token in encoding.ids) for encoding in encodings]
     sizes = {BATCH: len(encodings), SEQUENCE: width, DECODED: min(width, DECODED_TOKENS), MASKS: max(masks)}
-    return Sample(_inputs(graph, encodings, pad_id, left), expected, alone, sizes, left)
+    return Sample(padded_inputs(graph, encodings, pad_id, left), expected, alone, sizes, left)
 
 
-def _inputs(graph: Graph, encodings: Sequence[Encoding], pad_id: int, left: bool) -> Inputs:
+def padded_inputs(graph: Graph, encodings: Sequence[Encoding], pad_id: int, left: bool) -> Inputs:
     """The graph's inputs for one batch, padded to the longest text."""
     width = max(map(len, encodings))
 

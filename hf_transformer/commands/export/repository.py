@@ -1,4 +1,4 @@
-"""Writes a model's folder in Triton's repository layout, atomically."""
+"""Writes the folders of a model, or of several that belong together, in Triton's repository layout, atomically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,35 +25,52 @@ SAMPLE = "The capital of France is Paris, déjà vu."
 
 
 @contextmanager
-def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yields a temporary folder and renames it to ``target`` after the block. An error in the block removes the folder.
+def new_folders(targets: Sequence[Path], *, force: bool) -> Iterator[list[Path]]:
+    """Yields a temporary folder for each of ``targets``, which are in one repository, and renames all after the block.
+    The folders have the targets' names. After an error there is none of them.
 
-    Raises the ConfigError of ``require_free``, LoadError if the folder is not writable.
+    Raises the ConfigError of ``require_free``, LoadError if a folder is not writable.
     """
-    require_free(target, force=force)
-    absent = [folder for folder in target.parents if not folder.exists()]
+    for target in targets:
+        require_free(target, force=force)
+    repository = targets[0].parent
+    absent = [folder for folder in targets[0].parents if not folder.exists()]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        parent = _parent_for_temporary(target.parent)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=parent, ignore_cleanup_errors=True) as name:
-            made, old = Path(name, "new"), Path(name, "old")
-            made.mkdir()
-            yield made
+        repository.mkdir(parents=True, exist_ok=True)
+        parent = _parent_for_temporary(repository)
+        with tempfile.TemporaryDirectory(prefix=f".{targets[0].name}-", dir=parent, ignore_cleanup_errors=True) as name:
+            moves = [(target, Path(name, "new", target.name), Path(name, "old", target.name)) for target in targets]
+            Path(name, "old").mkdir()
+            for _, made, _ in moves:
+                made.mkdir(parents=True)
+            yield [made for _, made, _ in moves]
             try:
-                if target.exists():
-                    os.rename(target, old)
-                os.rename(made, target)
+                for target, _, old in moves:
+                    if target.exists():
+                        os.rename(target, old)
+                for target, made, _ in moves:
+                    os.rename(made, target)
             finally:  # even if a signal arrives between the renames
-                if old.exists() and not target.exists():
-                    os.rename(old, target)
+                if any(made.exists() for _, made, _ in moves):
+                    _restore(moves)
     except BrokenPipeError:
         raise  # from a print in the block
     except OSError as exc:
-        raise LoadError(f"--output: can't write {target}: {exc.strerror or exc}") from exc
+        named = " and ".join(map(str, targets))
+        raise LoadError(f"--output: can't write {named}: {exc.strerror or exc}") from exc
     finally:
         for folder in absent:  # the innermost first
             with suppress(OSError):  # not empty, or never created
                 folder.rmdir()
+
+
+def _restore(moves: Sequence[tuple[Path, Path, Path]]) -> None:
+    """Undoes incomplete renames, each of (target, new folder, old folder)."""
+    for target, made, old in moves:
+        if not made.exists():
+            os.rename(target, made)
+        if old.exists():
+            os.rename(old, target)
 
 
 def require_free(target: Path, *, force: bool) -> None:
@@ -76,11 +93,14 @@ def _parent_for_temporary(repository: Path) -> Path:
     return outside if same_device and os.access(outside, os.W_OK | os.X_OK) else repository
 
 
-def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace, changes: Mapping[str, Json]) -> None:
-    """Writes config.pbtxt, model.py for the Python backend, and the service's files. Applies changes to config.json."""
+def fill(folder: Path, config: str, files: ModelFiles | None, settings: Namespace, changes: Mapping[str, Json]) -> None:
+    """Writes config.pbtxt, model.py for the Python backend, and the service's files, if the service reads this folder.
+    Applies changes to config.json."""
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
         shutil.copyfile(PYTHON_MODEL, folder / "1" / "model.py")
+    if files is None:
+        return
     patterns = (*SMALL_FILES, "*.py") if settings.trust_remote_code else SMALL_FILES
     for source in dict.fromkeys((files.model_folder, files.tokenizer_folder)):
         for pattern in patterns:

@@ -102,8 +102,9 @@ def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
         ("cross --task=rerank", "v2"),
         ("nli --task=zero_shot_classification", "v2"),
         ("t5_logits", "v2"),
-        *((name, "v2") for name in ("splade", "m3", "colbert", "gliner")),
+        *((name, "v2") for name in ("splade", "m3", "colbert", "gliner", "gliner_bi")),
         ("gliner_token", "grpc-v2"),
+        ("gliner_bi_token", "grpc-v2"),
     ],
 )
 def test_a_model_that_fits_has_no_warnings(diagnose: Diagnose, model: str, protocol: str) -> None:
