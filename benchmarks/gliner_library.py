@@ -305,8 +305,9 @@ def page(cells: Sequence[Cell], options: argparse.Namespace, load: float) -> str
             "service and Triton's Python backend with ONNX Runtime, with 1, 8 and 32 clients at a time. The model has "
             "one thread in both. The service, Triton and the load generator are processes of their own beside it, so "
             "the service has more of the machine; CPU time is that of the library's process, or of the service's and "
-            "Triton's. p50 is the median time of a call or a request. All texts differ, and both answer some texts "
-            "with the same entities.",
+            "Triton's. On a busy machine only CPU time can be compared: others take turns with the library's one "
+            "process and with each of the service's. p50 is the median time of a call or a request. All texts differ, "
+            "and both answer some texts with the same entities.",
             "",
             f"| {columns} |",
             "|" + "---|" * (columns.count("|") + 1),
