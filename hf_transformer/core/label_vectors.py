@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -31,13 +31,17 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, LabelledEncoding
 VECTORS = OutputRole("labels_embeddings", (Axis(name="size"),))
 """The output of a model of labels: a vector float32 [size] for each."""
 FLAG = "--labels_model"
+KEEP_SECONDS = 600.0
+"""The time after which kept vectors are made again: a predictor doesn't tell that the weights of a version changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelModel:
-    """The predictor's model of labels as it is now. ``known`` has the vectors [size], the least recently used first."""
+    """The predictor's model of labels as it is now. ``known`` has the vectors [size] since the time ``since`` on the
+    event loop's clock, the least recently used first."""
 
     spec: ModelSpec
+    since: float
     signature: Signature
     scheduler: Scheduler[Encoding]
     known: dict[str, Array]
@@ -74,7 +78,8 @@ class LabelVectors:
         self._model: LabelModel | None = None
 
     async def check(self, deadline: float) -> None:
-        """Asks the predictor for its model, and uses it from now on. Another model's vectors are forgotten.
+        """Asks the predictor for its model, and uses it from now on. Another model's vectors are forgotten, and all of
+        them after KEEP_SECONDS.
 
         Raises NotReady for a missing model, ContractError for one that does not fit, and other RequestErrors of the
         predictor. ``deadline`` is on the event loop's clock.
@@ -89,10 +94,13 @@ class LabelVectors:
                 spec = await self.predictor.model_spec()
         except TimeoutError as error:
             raise PredictorTimeout(f"the predictor did not describe its model {self.name!r} in time") from error
+        now = asyncio.get_running_loop().time()
         if self._model is None or spec != self._model.spec:
             self._model = None
             signature, scheduler = self._build(spec)
-            self._model = LabelModel(spec, signature, scheduler, {})
+            self._model = LabelModel(spec, now, signature, scheduler, {})
+        elif now - self._model.since > KEEP_SECONDS:
+            self._model = replace(self._model, since=now, known={})
 
     @property
     def size(self) -> int:
