@@ -36,15 +36,23 @@ KEEP_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
+class LabelVector:
+    """The vector float32 [size] of a label, and the number of its tokens."""
+
+    vector: Array
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class LabelModel:
-    """The predictor's model of labels as it is now. ``known`` has the vectors [size] since the time ``since`` on the
-    event loop's clock, the least recently used first."""
+    """The predictor's model of labels as it is now. ``known`` has the vectors since the time ``since`` on the event
+    loop's clock, the least recently used first."""
 
     spec: ModelSpec
     since: float
     signature: Signature
     scheduler: Scheduler[Encoding]
-    known: dict[str, Array]
+    known: dict[str, LabelVector]
 
 
 class LabelVectors:
@@ -112,8 +120,10 @@ class LabelVectors:
     ) -> None:
         """Sets ``vectors`` of LabelledEncodings, each with its labels.
 
-        Counts each different label as a sequence and all vectors as bytes, whether they are kept or not, so that a
-        request does not depend on earlier ones. Raises RequestError. ``path`` is the list of instances, for errors.
+        Counts the sequence and the tokens of each different label, and the bytes of all vectors, whether they are kept
+        or not, so that a request does not depend on earlier ones. ``path`` is the list of instances, for errors.
+
+        Raises RequestError.
         """
         pairs = [(cast(LabelledEncoding, encoding), tuple(labels)) for encoding, labels in texts]
         lists = dict.fromkeys(labels for _, labels in pairs)
@@ -122,28 +132,35 @@ class LabelVectors:
             return
         model = self._require()
         budget.add_sequences(len(names), path)
-        vectors = await self._vectors(model, [*names], context)
+        vectors = await self._vectors(model, [*names], context, budget)
         budget.hold((len(names) + sum(map(len, lists))) * next(iter(vectors.values())).nbytes, path)
         made = {labels: np.stack([vectors[label] for label in labels]) for labels in lists}
         for encoding, labels in pairs:
             encoding.vectors = made[labels]
 
-    async def _vectors(self, model: LabelModel, names: Sequence[str], context: Context) -> Mapping[str, Array]:
+    async def _vectors(
+        self, model: LabelModel, names: Sequence[str], context: Context, budget: Budget
+    ) -> Mapping[str, Array]:
         """The vectors of different labels: the kept ones, and those that the model makes now."""
-        known, found, missing = model.known, dict[str, Array](), []
+        known, missing, tokens = model.known, list[str](), 0
+        found: dict[str, Array] = {}
         for name in names:
-            vector = known.pop(name, None)
-            if vector is None:
+            kept = known.pop(name, None)
+            if kept is None:
                 missing.append(name)
             else:
-                known[name] = found[name] = vector
+                known[name], found[name] = kept, kept.vector
+                tokens += kept.tokens
+        entries: list[Entry[Encoding]] = []
         if missing:
             windows = await self._tokenizer.encode_off_loop(missing, self._executor, PLAIN, sum(map(len, missing)))
-            entries = []
             for name, [encoding] in zip(missing, windows, strict=True):
                 if not encoding.ids:
                     raise InvalidInput("labels", "labels with at least one token each", repr(name[:40]))
                 entries.append(Entry(encoding, name, 1))
+                tokens += len(encoding)
+        budget.add_tokens(tokens)
+        if entries:
             own = Context(context.request_id, context.headers, deadline=context.deadline, over_grpc=context.over_grpc)
             submission = model.scheduler.submit(entries, _decode, None, own)
             try:
@@ -151,7 +168,8 @@ class LabelVectors:
             finally:
                 model.scheduler.leave(submission)
             for entry in entries:
-                found[entry.owner] = known[entry.owner] = entry.answer
+                found[entry.owner] = entry.answer
+                known[entry.owner] = LabelVector(entry.answer, len(entry.item))
             while len(known) > self._limit:
                 del known[next(iter(known))]
         return found

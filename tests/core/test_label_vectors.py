@@ -156,6 +156,12 @@ async def test_a_request_counts_its_labels_whether_they_are_kept_or_not(
         with pytest.raises(TooLarge, match="--max_sequences"):
             await ask(vectors, ["person", "city"], ["city", "drug"], limits=limits)
         await ask(vectors, ["drug"])
+    tokens = []
+    for _ in range(2):
+        budget = Budget(limits)
+        await vectors.attach([(text(), ["person", "new"])], Context("1", {}), budget, "instances")
+        tokens.append(budget.tokens)
+    assert tokens[0] == tokens[1] >= 2 * 3
     admission = Admission(8, 10_000, Metrics(), max_bytes=2**16)
     budget = Budget(limits_of(options()), AdmissionTicket(admission))
     lists = [(f"label {number}", f"label {number + 1}") for number in range(600)]
