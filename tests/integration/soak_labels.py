@@ -1,9 +1,10 @@
 """Asks GLiNER models for minutes, each client with labels of its own: every answer has to be the text's own.
 
-    .venv/bin/python -m tests.integration.soak_labels [--minutes 5] [--clients 32]
+    .venv/bin/python -m tests.integration.soak_labels [--minutes 5] [--clients 32] [--models gliner gliner_token]
 
-The texts and labels are those of the goldens. Each is first asked alone, of an idle service. Then the clients ask for
-one to four of them at a time, while batches form of whatever comes together.
+The texts and labels are those of the goldens; without --models, all of their models are asked. Each text is first asked
+alone, of an idle service. Then the clients ask for one to four of them at a time, while batches form of whatever comes
+together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.support.service import Service
 from tests.support.triton_environment import triton_environment
 from tests.support.triton_repository import lay_out
 
-MODELS = ("gliner", "gliner_token", "gliner_random", "gliner_token_random")
+TASK = "zero_shot_token_classification"
 TOLERANCE = 1e-5
 GROUPS = ("threshold", "flat_ner", "multi_label")
 Asked = tuple[dict[str, Any], dict[str, Any], list[Any]]
@@ -37,6 +38,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--clients", type=int, default=32)
+    known = [name for name in goldens(TASK) if name != "about"]
+    parser.add_argument("--models", nargs="+", choices=known, default=known, help="[all of the goldens]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         lay_out(Path(folder))
@@ -44,12 +47,12 @@ def main() -> int:
             Path(folder), environment=triton_environment(), config_name=None, models=[], options=OPTIONS
         ) as triton:
             serve = Serve(triton)
-            services = {name: serve(name, "grpc-v2") for name in MODELS}
+            services = {name: serve(name, "grpc-v2") for name in options.models}
             asked = {name: alone(service) for name, service in services.items()}
             found = soak(services, asked, options.clients, options.minutes * 60)
             print(f"{options.clients} clients, {options.minutes:g} minutes\n")
             print("| model | texts | entities | texts per batch | refused | wrong |\n|---|---|---|---|---|---|")
-            for name in MODELS:
+            for name in options.models:
                 counts = found[name]
                 print(
                     f"| {name} | {counts['texts']:,} | {counts['entities']:,} | {batch(triton, name):.1f} "
@@ -62,7 +65,7 @@ def main() -> int:
 def alone(service: Service) -> list[Asked]:
     """Each text of the goldens with its answer to a request of its own."""
     asked = []
-    for case in goldens("zero_shot_token_classification")[service.model]:
+    for case in goldens(TASK)[service.model]:
         parameters = {name: case[name] for name in GROUPS}
         instance = {"text": case["text"], "labels": case["labels"]}
         asked.append((parameters, instance, service.predict([instance], parameters)[0]))
@@ -71,15 +74,15 @@ def alone(service: Service) -> list[Asked]:
 
 def soak(services: dict[str, Service], asked: dict[str, list[Asked]], clients: int, seconds: float) -> Any:
     """Asks until the time is over. Each client asks one model after the other, with parameters of one text a time."""
-    ends = time.monotonic() + seconds
+    ends, names = time.monotonic() + seconds, [*services]
 
     def client(number: int) -> dict[str, Counter[str]]:
-        chance, found = random.Random(number), {name: Counter[str]() for name in MODELS}
-        sessions = {name: httpx.Client(base_url=services[name].url, trust_env=False, timeout=60.0) for name in MODELS}
+        chance, found = random.Random(number), {name: Counter[str]() for name in names}
+        sessions = {name: httpx.Client(base_url=services[name].url, trust_env=False, timeout=60.0) for name in names}
         turn = number
         while time.monotonic() < ends:
             turn += 1
-            name = MODELS[turn % len(MODELS)]
+            name = names[turn % len(names)]
             parameters = chance.choice(asked[name])[0]
             same = [one for one in asked[name] if one[0] == parameters]
             chosen = chance.choices(same, k=chance.choice((1, 1, 2, 4)))
@@ -99,7 +102,7 @@ def soak(services: dict[str, Service], asked: dict[str, list[Asked]], clients: i
             session.close()
         return found
 
-    total = {name: Counter[str]() for name in MODELS}
+    total = {name: Counter[str]() for name in names}
     with ThreadPoolExecutor(clients) as pool:
         for found in pool.map(client, range(clients)):
             for name, counts in found.items():

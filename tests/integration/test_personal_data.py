@@ -13,7 +13,7 @@ from msgspec import convert
 
 from hf_transformer.api.dialects.presidio import AnonymizeResponse, RecognizerResult
 from hf_transformer.commands.child_process import poll
-from tests.integration.conftest import Serve
+from tests.integration.conftest import Serve, goldens
 from tests.integration.grpc_client import fails, request, stub
 from tests.support.collector import collecting
 from tests.support.service import Service
@@ -180,6 +180,14 @@ def test_a_wrong_field_of_anonymize_is_422(serve: Serve, change: dict[str, Any])
     body = {"text": "Anna lives", "analyzer_results": [RESULT], **change}
     response = post(serve("ner", "v2"), "/anonymize", **body)
     assert response.status_code == 422 and response.json().keys() == {"error"}, response.text
+
+
+def test_items_are_those_of_presidio(serve: Serve) -> None:
+    """Its engine, with overlapping, empty and neighbouring results, and results of equal scores."""
+    service, cases = serve("ner", "v2"), goldens("presidio_anonymize")["cases"]
+    for case in cases:
+        assert post(service, "/anonymize", **case["asked"]).json() == case["answer"], case["asked"]
+    assert sum(len(case["answer"]["items"]) > 1 for case in cases) > len(cases) / 2
 
 
 def test_replacements_are_counted_before_they_are_made(serve: Serve) -> None:

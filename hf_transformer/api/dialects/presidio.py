@@ -16,7 +16,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256, sha512
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Final, Literal
 
 import orjson
@@ -50,10 +50,14 @@ NO_EXPRESSIONS: Final = "the service runs no regular expression of a client"
 NO_WORDS: Final = "context words belong to Presidio's regular expressions, which the service does not have"
 RESULT_VALUES: Final = 12
 """Values of a result in the answer, with its metadata."""
+ITEM_VALUES: Final = 6
+"""Values of an item in the answer of /anonymize."""
 MAX_ANONYMIZERS, MAX_RESULTS, MAX_ALLOWED = 1000, 20_000, 1000
 MIN_SALT: Final = 16
 REPLACEMENT: Final = re.compile(r"<([^<>\n]{1,100}?)(?:_[0-9]{1,7})?>")
 """The replacement of an entity by /anonymize and by LiteLLM's output_parse_pii."""
+SPACES: Final = re.compile(r" +\n?")
+"""What is between neighbours: Presidio's expression ends with ``$``, which is before a last line feed, too."""
 
 
 class AnalyzeRequest(OpenModelBody, kw_only=True):
@@ -131,6 +135,7 @@ class AnonymizedItem(Struct):
     entity_type: str
     text: str
     operator: str
+    score: float
 
 
 class AnonymizeResponse(Struct):
@@ -288,7 +293,7 @@ async def anonymize(service: Service, call: Call, payload: Mapping[str, Json]) -
     copies = sum(_length(operators.get(one.label, default), one) for one in merged)
     call.budget.check_copies(copies, "anonymizers", "characters in replacements")
     call.budget.hold((2 * copies + len(body.text)) * CHARACTER_BYTES, "anonymizers")
-    call.budget.add_values(len(merged) * 5, len(merged) * 5 * VALUE_BYTES, "analyzer_results")
+    call.budget.add_values(len(merged) * ITEM_VALUES, len(merged) * ITEM_VALUES * VALUE_BYTES, "analyzer_results")
     answer = await off_loop(
         service.executor, len(body.text) + copies, lambda: _replace(body.text, merged, operators, default)
     )
@@ -318,30 +323,55 @@ def _checked(operator: Anonymizer, path: Path) -> Anonymizer:
 def merge_results(text: str, results: Sequence[AnalyzerResult]) -> list[TextEntity]:
     """Merges results as Presidio does, in text order.
 
-    Results of an entity that overlap or touch become one, results inside of others are dropped, of results with the
-    same characters the best score stays, and neighbours of an entity with only spaces between become one.
+    Results of an entity that overlap become one with the best score. Results inside of others are dropped. Of results
+    with the same characters the best score stays, and the last one of equal scores. Neighbours of an entity with only
+    spaces between become one, which has the second one's score.
+
+    Source: anonymizer_engine.py of presidio-anonymizer 2.2.366. Its order of results, that of the last ones that were
+    united, decides between equal scores and what is a neighbour, so it is kept.
     """
-    found = [TextEntity(one.start, one.end, one.entity_type, one.score) for one in results]
-    united: list[TextEntity] = []
-    for entity in sorted(found, key=lambda one: (one.label, one.start, one.end)):
-        last = united[-1] if united else None
-        if last is not None and last.label == entity.label and entity.start < last.end:
-            score = max(last.score, entity.score)
-            united[-1] = TextEntity(last.start, max(last.end, entity.end), last.label, score)
-        else:
-            united.append(entity)
+    entities = [TextEntity(one.start, one.end, one.entity_type, one.score) for one in results]
+    entities.sort(key=attrgetter("start", "end"))
     merged: list[TextEntity] = []
-    end = -1
-    for entity in sorted(united, key=lambda one: (one.start, -one.end, -one.score)):
-        if entity.end <= end:
-            continue  # inside of an earlier one
-        end, last = entity.end, merged[-1] if merged else None
-        between = text[last.end : entity.start] if last is not None else ""
-        if last is not None and last.label == entity.label and between and not between.strip(" "):
-            merged[-1] = TextEntity(last.start, entity.end, last.label, last.score)
+    for entity in _without_contained(_united(entities)):
+        last = merged[-1] if merged else None
+        if last is not None and last.label == entity.label and SPACES.fullmatch(text, last.end, entity.start):
+            merged[-1] = TextEntity(last.start, entity.end, entity.label, entity.score)
         else:
             merged.append(entity)
-    return merged
+    return sorted(merged, key=attrgetter("start", "end"))
+
+
+def _united(entities: Sequence[TextEntity]) -> list[TextEntity]:
+    """One entity in place of those of a label that overlap, where the last one of them was."""
+    kept: list[tuple[int, TextEntity]] = []
+    latest: dict[str, tuple[int, TextEntity]] = {}  # by label
+    for place, entity in enumerate(entities):
+        united = entity
+        if entity.label in latest:
+            _, before = latest[entity.label]
+            if min(before.end, entity.end) > entity.start:
+                score = max(before.score, entity.score)
+                united = TextEntity(before.start, max(before.end, entity.end), entity.label, score)
+            else:
+                kept.append(latest[entity.label])
+        latest[entity.label] = place, united
+    return [entity for _, entity in sorted([*kept, *latest.values()], key=itemgetter(0))]
+
+
+def _without_contained(entities: Sequence[TextEntity]) -> list[TextEntity]:
+    """The entities that are not inside of another one, in their order."""
+
+    def outermost(place: int) -> tuple[int, int, float, int]:
+        entity = entities[place]
+        return entity.start, -entity.end, -entity.score, -place
+
+    kept, end = [], -1
+    for place in sorted(range(len(entities)), key=outermost):
+        if entities[place].end > end:
+            kept.append(place)
+            end = entities[place].end
+    return [entities[place] for place in sorted(kept)]
 
 
 def _length(operator: Anonymizer, entity: TextEntity) -> int:
@@ -368,7 +398,10 @@ def _replace(
         position = min(entity.end, following)
         parts += before, new
         items.append(
-            {"start": start, "end": length, "entity_type": entity.label, "text": new, "operator": operator.type}
+            {
+                **{"start": start, "end": length, "entity_type": entity.label},
+                **{"text": new, "operator": operator.type, "score": entity.score},
+            }
         )
     parts.append(text[position:])
     return {"text": "".join(parts), "items": items[::-1]}
