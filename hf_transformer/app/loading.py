@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hf_transformer.app.label_files import with_label_files
 from hf_transformer.app.label_model import LoadedLabels, load_labels
-from hf_transformer.app.moderation import read_moderation
-from hf_transformer.app.personal_data import read_personal_data
 from hf_transformer.app.settings import check_stride, flags_without_effect, scheduler_settings, task_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.scheduler import MAX_STEP_OUTPUT_BYTES
@@ -23,9 +22,7 @@ from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers, Servable, TaskSettings
 from hf_transformer.tasks.bi_encoder_rerank import BiEncoderRerank
 from hf_transformer.tasks.causal_rerank import CausalRerank
-from hf_transformer.tasks.entities import entities_of
 from hf_transformer.tasks.fill_mask import FillMask
-from hf_transformer.tasks.labels import read_labels
 from hf_transformer.tasks.playground import read_playground
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
@@ -125,17 +122,7 @@ def _load_model(config: Config, engines: SharedEngines | None) -> LoadedModel:
         settings = replace(settings, reranker=prepare_reranker(config, files, tokenizer))
     if engines is not None:
         tokenizer.share(engines)
-    if task is SequenceClassification:
-        names = read_labels(files.config)
-        moderation = read_moderation(config.moderation_categories, config.moderation_threshold, names)
-        settings = replace(settings, moderation=moderation)
-    if task is TokenClassification:
-        settings = replace(settings, personal_data=read_personal_data(config, entities_of(read_labels(files.config))))
-    if task is ZeroShotTokenClassification:
-        settings = replace(
-            settings,
-            personal_data=read_personal_data(config, [label.strip() for label in (config.labels or "").split(",")]),
-        )
+    settings = with_label_files(task, config, settings)
     scope = user_tokens(config, task)
     check_stride(task, settings)
     loaded_task = task(settings)
@@ -147,11 +134,6 @@ def _load_model(config: Config, engines: SharedEngines | None) -> LoadedModel:
         return _load_generative(config, files, tokenizer, loaded_task, scope)
     if scope is not None:
         tokenizer.user_tokens_as_letters(scope)
-    if config.chat_template is not None:
-        logger.warning("--chat_template has no effect for %s", task.name)
-    if config.response_template != "auto" or config.tool_call_parser or config.reasoning_parser:
-        flags = "--response_template, --tool_call_parser and --reasoning_parser"
-        logger.warning("%s have no effect for %s", flags, task.name)
     labels = None
     if isinstance(loaded_task, ZeroShotTokenClassification) and loaded_task.is_bi_encoder:
         labels = load_labels(config, files)
@@ -209,6 +191,12 @@ def _warn(config: Config, task: type[Servable], settings: TaskSettings) -> None:
             logger.warning("--%s has no effect for %s", name, task.name)
         if config.enable_pii_patterns:
             logger.warning("--enable_pii_patterns has no effect for %s", task.name)
+    if config.chat_template is not None and not issubclass(task, TextGeneration):
+        logger.warning("--chat_template has no effect for %s", task.name)
+    parsers = config.response_template != "auto" or config.tool_call_parser or config.reasoning_parser
+    if parsers and not issubclass(task, TextGeneration):
+        flags = "--response_template, --tool_call_parser and --reasoning_parser"
+        logger.warning("%s have no effect for %s", flags, task.name)
     for flag in flags_without_effect(task, config):
         logger.warning("%s has no effect for %s", flag, task.name)
     if task is FillMask and config.user_special_tokens == "text":

@@ -37,7 +37,7 @@ from hf_transformer.generation.model import GenerativeModel
 from hf_transformer.generation.task import GENERATIVE
 from hf_transformer.observability.board import WorkerBoard
 from hf_transformer.observability.logging import LatencyLog
-from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.metrics import Metrics, ModelMetrics
 from hf_transformer.predictor import Connections
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.text_embedding import TextEmbedding
@@ -77,22 +77,10 @@ class ModelFactory:
         metrics = self.metrics.of(config.model_name)
         metrics.show_apis(apis_of(config, loaded.task.name))
         link = None if isinstance(loaded, LoadedGenerativeModel) else self.link
-        settings = predictor_settings(config, warns=self.warns or link is not None)
-        recipe = PredictorRecipe(
-            model_name=config.model_name,
-            protocol=config.predictor_protocol,
-            settings=settings,
-            retries=config.predictor_request_retries,
-            retry_budget=config.predictor_retry_budget,
-            circuit_failures=config.predictor_circuit_failures,
-            embeds=isinstance(loaded.task, TextEmbedding),
-        )
+        recipe = predictor_recipe(config, loaded, warns=self.warns or link is not None)
+        vectors = self._label_vectors(config, loaded, recipe, metrics)
         # The batches of a linked model, and so their shared memory, are in the batcher.
-        vectors = None
-        if loaded.labels is not None:  # first, since the gauges are those of the last predictor
-            labels = replace(recipe, settings=label_settings(config, settings)).open(metrics, self.connections)
-            vectors = label_vectors(config, loaded.labels, labels, metrics, self.executor)
-        own = recipe if link is None else replace(recipe, settings=replace(settings, shared_memory_bytes=0))
+        own = recipe if link is None else replace(recipe, settings=replace(recipe.settings, shared_memory_bytes=0))
         predictor = own.open(metrics, self.connections)
         batches = None if link is None else RemoteBatches(link, recipe)
         build = PipelineBuilder(
@@ -136,11 +124,34 @@ class ModelFactory:
             model = ServedModel(config.model_name, loaded.task, predictor, pipeline, metrics, **shared)
         return Deployment(declared, model, predictor, vectors)
 
+    def _label_vectors(
+        self, config: Config, loaded: LoadedModel, recipe: PredictorRecipe, metrics: ModelMetrics
+    ) -> LabelVectors | None:
+        """The source of a bi-encoder's label vectors, made before the model's own predictor, whose gauges are shown."""
+        if loaded.labels is None or config.predictor_protocol == "none":
+            return None
+        settings = label_settings(config, recipe.settings)
+        predictor = replace(recipe, settings=settings).open(metrics, self.connections)
+        return label_vectors(config, loaded.labels, predictor, metrics, self.executor)
+
     def forget(self, name: str) -> None:
         """Removes the metrics of a model that is no longer served."""
         self.metrics.forget(name)
         if self.link is not None:
             self.link.forget(name)
+
+
+def predictor_recipe(config: Config, loaded: LoadedModel, *, warns: bool) -> PredictorRecipe:
+    """Returns what a model's predictor is made from. ``warns`` is set for only one of several workers."""
+    return PredictorRecipe(
+        model_name=config.model_name,
+        protocol=config.predictor_protocol,
+        settings=predictor_settings(config, warns=warns),
+        retries=config.predictor_request_retries,
+        retry_budget=config.predictor_retry_budget,
+        circuit_failures=config.predictor_circuit_failures,
+        embeds=isinstance(loaded.task, TextEmbedding),
+    )
 
 
 def apis_of(config: Config, task: str) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -31,16 +31,28 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, LabelledEncoding
 VECTORS = OutputRole("labels_embeddings", (Axis(name="size"),))
 """The output of a model of labels: a vector float32 [size] for each."""
 FLAG = "--labels_model"
+KEEP_SECONDS = 600.0
+"""The time after which kept vectors are made again: a predictor doesn't tell that the weights of a version changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelVector:
+    """The vector float32 [size] of a label, and the number of its tokens."""
+
+    vector: Array
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class LabelModel:
-    """The predictor's model of labels as it is now. ``known`` has the vectors [size], the least recently used first."""
+    """The predictor's model of labels as it is now. ``known`` has the vectors since the time ``since`` on the event
+    loop's clock, the least recently used first."""
 
     spec: ModelSpec
+    since: float
     signature: Signature
     scheduler: Scheduler[Encoding]
-    known: dict[str, Array]
+    known: dict[str, LabelVector]
 
 
 class LabelVectors:
@@ -74,7 +86,8 @@ class LabelVectors:
         self._model: LabelModel | None = None
 
     async def check(self, deadline: float) -> None:
-        """Asks the predictor for its model, and uses it from now on. Another model's vectors are forgotten.
+        """Asks the predictor for its model, and uses it from now on. Another model's vectors are forgotten, and all of
+        them after KEEP_SECONDS.
 
         Raises NotReady for a missing model, ContractError for one that does not fit, and other RequestErrors of the
         predictor. ``deadline`` is on the event loop's clock.
@@ -89,10 +102,13 @@ class LabelVectors:
                 spec = await self.predictor.model_spec()
         except TimeoutError as error:
             raise PredictorTimeout(f"the predictor did not describe its model {self.name!r} in time") from error
+        now = asyncio.get_running_loop().time()
         if self._model is None or spec != self._model.spec:
             self._model = None
             signature, scheduler = self._build(spec)
-            self._model = LabelModel(spec, signature, scheduler, {})
+            self._model = LabelModel(spec, now, signature, scheduler, {})
+        elif now - self._model.since > KEEP_SECONDS:
+            self._model = replace(self._model, since=now, known={})
 
     @property
     def size(self) -> int:
@@ -104,8 +120,10 @@ class LabelVectors:
     ) -> None:
         """Sets ``vectors`` of LabelledEncodings, each with its labels.
 
-        Counts each different label as a sequence and all vectors as bytes, whether they are kept or not, so that a
-        request does not depend on earlier ones. Raises RequestError. ``path`` is the list of instances, for errors.
+        Counts the sequence and the tokens of each different label, and the bytes of all vectors, whether they are kept
+        or not, so that a request does not depend on earlier ones. ``path`` is the list of instances, for errors.
+
+        Raises RequestError.
         """
         pairs = [(cast(LabelledEncoding, encoding), tuple(labels)) for encoding, labels in texts]
         lists = dict.fromkeys(labels for _, labels in pairs)
@@ -114,28 +132,35 @@ class LabelVectors:
             return
         model = self._require()
         budget.add_sequences(len(names), path)
-        vectors = await self._vectors(model, [*names], context)
+        vectors = await self._vectors(model, [*names], context, budget)
         budget.hold((len(names) + sum(map(len, lists))) * next(iter(vectors.values())).nbytes, path)
         made = {labels: np.stack([vectors[label] for label in labels]) for labels in lists}
         for encoding, labels in pairs:
             encoding.vectors = made[labels]
 
-    async def _vectors(self, model: LabelModel, names: Sequence[str], context: Context) -> Mapping[str, Array]:
+    async def _vectors(
+        self, model: LabelModel, names: Sequence[str], context: Context, budget: Budget
+    ) -> Mapping[str, Array]:
         """The vectors of different labels: the kept ones, and those that the model makes now."""
-        known, found, missing = model.known, dict[str, Array](), []
+        known, missing, tokens = model.known, list[str](), 0
+        found: dict[str, Array] = {}
         for name in names:
-            vector = known.pop(name, None)
-            if vector is None:
+            kept = known.pop(name, None)
+            if kept is None:
                 missing.append(name)
             else:
-                known[name] = found[name] = vector
+                known[name], found[name] = kept, kept.vector
+                tokens += kept.tokens
+        entries: list[Entry[Encoding]] = []
         if missing:
             windows = await self._tokenizer.encode_off_loop(missing, self._executor, PLAIN, sum(map(len, missing)))
-            entries = []
             for name, [encoding] in zip(missing, windows, strict=True):
                 if not encoding.ids:
                     raise InvalidInput("labels", "labels with at least one token each", repr(name[:40]))
                 entries.append(Entry(encoding, name, 1))
+                tokens += len(encoding)
+        budget.add_tokens(tokens)
+        if entries:
             own = Context(context.request_id, context.headers, deadline=context.deadline, over_grpc=context.over_grpc)
             submission = model.scheduler.submit(entries, _decode, None, own)
             try:
@@ -143,7 +168,8 @@ class LabelVectors:
             finally:
                 model.scheduler.leave(submission)
             for entry in entries:
-                found[entry.owner] = known[entry.owner] = entry.answer
+                found[entry.owner] = entry.answer
+                known[entry.owner] = LabelVector(entry.answer, len(entry.item))
             while len(known) > self._limit:
                 del known[next(iter(known))]
         return found

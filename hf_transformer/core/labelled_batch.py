@@ -20,7 +20,7 @@ SPAN_BYTES = 17
 
 
 class LabelledShape(NamedTuple):
-    """What a model of labels reads.
+    """The shape of texts with labels, and what of its padding a model reads.
 
     Attributes:
         width: the words of the longest span; 1 for a token-level model.

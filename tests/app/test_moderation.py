@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from hf_transformer.app.moderation import read_moderation
+from hf_transformer.app.label_files import read_moderation
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.moderation import CATEGORIES, Moderation
 

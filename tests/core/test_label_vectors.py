@@ -17,7 +17,7 @@ from hf_transformer.app.settings import limits_of
 from hf_transformer.config.options import Config
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.contract import ContractError
-from hf_transformer.core.label_vectors import LabelVectors
+from hf_transformer.core.label_vectors import KEEP_SECONDS, LabelVectors
 from hf_transformer.core.limits import Admission, AdmissionTicket, Limits
 from hf_transformer.errors import InvalidInput, NotReady, PredictorError, RequestError, TooLarge
 from hf_transformer.observability.metrics import Metrics
@@ -129,6 +129,23 @@ async def test_vectors_are_forgotten_with_their_model_and_beyond_the_limit(
     assert predictor.rows == 5 and found.vectors is not None and (found.vectors == 3).all()
 
 
+async def test_vectors_are_made_again_after_some_time(
+    predictor: LabelPredictor, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of a version may have changed, which no description of the model tells."""
+    vectors, loop = await source(predictor, executor), asyncio.get_running_loop()
+    await ask(vectors, ["person"])
+    predictor.value, later = 7, loop.time() + KEEP_SECONDS
+    monkeypatch.setattr(loop, "time", lambda: later - 5)
+    await vectors.check(later)
+    [found] = await ask(vectors, ["person"])
+    assert found.vectors is not None and not (found.vectors == 7).any()
+    monkeypatch.setattr(loop, "time", lambda: later + 5)
+    await vectors.check(later + 60)
+    [found] = await ask(vectors, ["person"])
+    assert found.vectors is not None and (found.vectors == 7).all()
+
+
 async def test_a_request_counts_its_labels_whether_they_are_kept_or_not(
     predictor: LabelPredictor, executor: ThreadPoolExecutor
 ) -> None:
@@ -139,6 +156,12 @@ async def test_a_request_counts_its_labels_whether_they_are_kept_or_not(
         with pytest.raises(TooLarge, match="--max_sequences"):
             await ask(vectors, ["person", "city"], ["city", "drug"], limits=limits)
         await ask(vectors, ["drug"])
+    tokens = []
+    for _ in range(2):
+        budget = Budget(limits)
+        await vectors.attach([(text(), ["person", "new"])], Context("1", {}), budget, "instances")
+        tokens.append(budget.tokens)
+    assert tokens[0] == tokens[1] >= 2 * 3
     admission = Admission(8, 10_000, Metrics(), max_bytes=2**16)
     budget = Budget(limits_of(options()), AdmissionTicket(admission))
     lists = [(f"label {number}", f"label {number + 1}") for number in range(600)]

@@ -103,7 +103,6 @@ def test_a_folder_of_the_hub_is_found_without_a_tokenizer(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"labels_encoder": "BAAI/bge-small-en-v1.5"}, "a bi-encoder"),
         ({"labels_decoder": "gpt2"}, "a model that writes labels with a decoder"),
         ({"relations_layer": "biaffine"}, "a model of relations"),
         ({"decoder_config": {"model_type": "gpt2"}}, "a streaming model"),

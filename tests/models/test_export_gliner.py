@@ -1,4 +1,5 @@
-"""Exported GLiNER models, span-based and token-level, answer through Triton and the service as their library does.
+"""Exported GLiNER models, span-based and token-level, uni-encoders and bi-encoders, answer through Triton and the
+service as their library does.
 
 The library needs another transformers than the other tests, so models are made and exported by the environment
 .venv-models-gliner, or the one that HF_TRANSFORMER_MODELS_GLINER_ENVIRONMENT names.
@@ -13,6 +14,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import onnx
@@ -51,17 +53,26 @@ def test_answers_are_those_of_the_library(exports: Exports, checkpoints: Path, m
     result = export(checkpoints / model, exports.repository, f"--model_name={name}", "--backend=python")
     assert result.returncode == 0, result.stderr
     assert result.stderr == "" and "for zero_shot_token_classification (" in result.stdout
-    assert "same outputs in " in result.stdout
-    folder = exports.repository / name
+    is_bi_encoder = model.startswith("bi_")
+    assert result.stdout.count("same outputs in ") == (2 if is_bi_encoder else 1)
+    folder, labels = exports.repository / name, f"{name}_labels"
     assert {"1", "config.pbtxt", "gliner_config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
     read = {tensor.name for tensor in onnx.load(folder / "1" / "model.onnx").graph.input}
     assert read & SPANS == (SPANS if MODELS[model][1].startswith("marker") else set())
+    assert ("labels_embeddings" in read) == is_bi_encoder == (exports.repository / labels).is_dir()
+    if is_bi_encoder:
+        assert f"{folder}, and {exports.repository / labels} for its labels, are ready" in result.stdout
+        assert {path.name for path in (exports.repository / labels).iterdir()} == {"1", "config.pbtxt"}
+        assert (folder / "labels_tokenizer" / "tokenizer.json").is_file()
+        weights = [onnx.load(path / "1" / "model.onnx") for path in (folder, exports.repository / labels)]
+        first, second = ({tensor.name for tensor in graph.graph.initializer} for graph in weights)
+        assert not first & second, "each file has its own encoder alone"
     cases = json.loads((checkpoints / model / "goldens.json").read_text(encoding="utf-8"))
     groups = {}
     for case in cases:
         groups.setdefault(tuple(case[name] for name in PARAMETERS), []).append(case)
     assert sum(len(case["entities"]) for case in cases) > len(cases)
-    with exports.serve(name) as service:
+    with exports.loaded(labels) if is_bi_encoder else nullcontext(), exports.serve(name) as service:
         for values, same in groups.items():
             instances = [{"text": case["text"], "labels": case["labels"]} for case in same]
             found = service.predict(instances, dict(zip(PARAMETERS, values, strict=True)))
@@ -69,7 +80,21 @@ def test_answers_are_those_of_the_library(exports: Exports, checkpoints: Path, m
                 assert_entities(entities, case)
 
 
-def without_tokenizer(source: Path, folder: Path, **changes: str) -> Path:
+@pytest.mark.parametrize(("base", "says"), [("encoder", "its encoder"), ("labels_encoder", "its encoder of labels")])
+def test_code_of_either_encoder_does_not_run(checkpoints: Path, tmp_path: Path, base: str, says: str) -> None:
+    ran, own, path = tmp_path / "ran", tmp_path / "base", tmp_path / "model" / "gliner_config.json"
+    shutil.copytree(checkpoints / "bi_span", path.parent)
+    own.mkdir()
+    config = json.loads(path.read_text())
+    (own / "config.json").write_text(json.dumps(config.pop(f"{base}_config") | {"auto_map": {"AutoModel": "m.Model"}}))
+    (own / "m.py").write_text(f"open({str(ran)!r}, 'w')")
+    path.write_text(json.dumps(config | {"model_name" if base == "encoder" else base: str(own)}))
+    result = export(path.parent, tmp_path / "models")
+    assert result.returncode == 1 and f"{says} brings its own Python code" in result.stderr
+    assert not ran.exists() and not (tmp_path / "models").exists()
+
+
+def without_tokenizer(source: Path, folder: Path) -> Path:
     """A folder as on the hub, whose tokenizer and encoder's config.json are those of another model."""
     base = folder / "base"
     shutil.copytree(source, folder / "model")
@@ -78,7 +103,7 @@ def without_tokenizer(source: Path, folder: Path, **changes: str) -> Path:
         shutil.move(folder / "model" / name, base / name)
     path = folder / "model" / "gliner_config.json"
     config = json.loads(path.read_text())
-    (base / "config.json").write_text(json.dumps(config.pop("encoder_config") | changes))
+    (base / "config.json").write_text(json.dumps(config.pop("encoder_config")))
     path.write_text(json.dumps(config | {"model_name": str(base)}))
     return folder / "model"
 
@@ -94,21 +119,16 @@ def test_a_tokenizer_of_the_encoder_is_written(checkpoints: Path, tmp_path: Path
     assert config["model_name"] == str(tmp_path / "base") and config["max_width"] == 4
 
 
-def test_code_of_the_encoder_does_not_run(checkpoints: Path, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    source = without_tokenizer(checkpoints / "span", tmp_path, auto_map={"AutoModel": "mine.Model"})
-    (tmp_path / "base" / "mine.py").write_text(f"open({str(ran)!r}, 'w')")
-    result = export(source, tmp_path / "models")
-    assert result.returncode == 1 and "its encoder brings its own Python code" in result.stderr
-    assert not ran.exists() and not (tmp_path / "models").exists()
-
-
-def test_missing_weights_are_refused(checkpoints: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [("token", "scorer."), ("bi_span", "token_rep_layer.labels_encoder."), ("bi_span", "token_rep_layer.labels_proj")],
+)
+def test_missing_weights_are_refused(checkpoints: Path, tmp_path: Path, model: str, part: str) -> None:
     """The library would draw them at random."""
     source = tmp_path / "model"
-    shutil.copytree(checkpoints / "token", source)
+    shutil.copytree(checkpoints / model, source)
     weights = torch.load(source / "pytorch_model.bin", weights_only=True)
-    name = next(name for name in weights if name.startswith("scorer."))
+    name = next(name for name in weights if name.startswith(part))
     torch.save({key: value for key, value in weights.items() if key != name}, source / "pytorch_model.bin")
     result = export(source, tmp_path / "models")
     assert result.returncode == 1 and f"has no weights for {name}" in result.stderr

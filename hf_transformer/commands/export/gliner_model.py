@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -194,11 +194,11 @@ def _require_weights(model: Any, stored: Mapping[str, Tensor], settings: Namespa
         raise LoadError(f"{settings.model_id} has no weights for {listed}")
 
 
-def gliner_graphs(model: GlinerModel) -> list[tuple[Graph, Callable[[], list[Sample]]]]:
+def gliner_graphs(model: GlinerModel) -> list[tuple[Graph, partial[list[Sample]]]]:
     """The graph of the model, with all inputs that its task sends, and that of a bi-encoder's labels; each with a
     function that takes samples."""
     texts = GlinerGraph(model.checkpoint.model)
-    graphs: list[tuple[Graph, Callable[[], list[Sample]]]] = [(texts, partial(take_gliner_samples, texts, model))]
+    graphs: list[tuple[Graph, partial[list[Sample]]]] = [(texts, partial(take_gliner_samples, texts, model))]
     if model.labels is not None:
         labels = LabelsGraph(model.checkpoint.model)
         graphs.append((labels, partial(take_labels_samples, labels, model, model.labels)))
