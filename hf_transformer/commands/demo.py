@@ -162,11 +162,13 @@ def demonstrate(
     service does not start, does not answer or exits.
     """
     repository, entries = chosen_models(settings)
+    models = {model.get("predictor_model", model["model_name"]) for model in entries}
+    models |= {model["labels_model"] for model in entries if "labels_model" in model}
     say("Starting Triton ...")
     triton = LocalTriton(
         repository,
         environment=settings.triton_environment,
-        models=sorted({model.get("predictor_model", model["model_name"]) for model in entries}),
+        models=sorted(models),
         # The demo models have a complete config.pbtxt. Auto-completion would start the model's process twice.
         options=["--disable-auto-complete-config"] if repository == default_model_repository() else (),
         environ=environ,
@@ -251,8 +253,13 @@ def own_entry(folder: Path, task: str | None) -> dict[str, str]:
         raise LoadError(f"{where} has no config.pbtxt: {f'name one of its models, {inner}' if inner else hint}")
     if not any(path.name.isdigit() and any(path.iterdir()) for path in folder.iterdir() if path.is_dir()):
         raise LoadError(f"{where} has no version of the model, such as 1/model.onnx")
-    find_model_files(None, str(folder))
-    return {"model_name": folder.name, "model_dir": str(folder), **({} if task is None else {"task": task})}
+    gliner = find_model_files(None, str(folder)).config.get("gliner")
+    flags = {} if task is None else {"task": task}
+    if isinstance(gliner, dict) and gliner.get("labels_encoder"):
+        flags["labels_model"] = labels = f"{folder.name}_labels"
+        if not (folder.parent / labels / "config.pbtxt").is_file():
+            raise LoadError(f"{where} is a bi-encoder: expected its model of labels beside it, {labels}, as of export")
+    return {"model_name": folder.name, "model_dir": str(folder), **flags}
 
 
 def own_example(port: int, model: str) -> Demo:

@@ -36,6 +36,7 @@ from hf_transformer.commands.triton_installation import find_triton
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from tests.support.triton_environment import ROOT, triton_environment
+from tests.support.triton_repository import lay_out, task_model_folder
 
 ENVIRONMENT = triton_environment()
 
@@ -400,6 +401,31 @@ def test_an_own_model_is_shown(
         assert lines[asked + 1].startswith(request_body)
         assert lines[asked + 2] == "Answer:" and answer in lines[asked + 3]
         assert running.left_behind() == []
+
+
+@pytest.fixture
+def own_bi_encoder(tmp_path: Path) -> Path:
+    """Both folders of a bi-encoder as hf-transformer export writes them."""
+    names = ["gliner_bi", "gliner_bi_labels"]
+    lay_out(tmp_path / "own", names)
+    shutil.copytree(task_model_folder(names[0]), tmp_path / "own" / names[0], dirs_exist_ok=True)
+    return tmp_path / "own" / names[0]
+
+
+def test_an_own_bi_encoder_is_shown_with_its_model_of_labels(tmp_path: Path, own_bi_encoder: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with demo(temporary, f"--model_dir={own_bi_encoder}", "--once") as running:
+        assert running.end() == 0, running.output
+        lines = running.output.splitlines()
+        assert lines[lines.index("Answer:") + 1].startswith('{"predictions":[[{"start":')
+
+
+def test_a_bi_encoder_without_its_model_of_labels_is_refused(own_bi_encoder: Path) -> None:
+    assert own_entry(own_bi_encoder, None)["labels_model"] == "gliner_bi_labels"
+    shutil.rmtree(own_bi_encoder.with_name("gliner_bi_labels"))
+    with pytest.raises(LoadError, match="expected its model of labels beside it, gliner_bi_labels"):
+        own_entry(own_bi_encoder, None)
 
 
 def test_the_command_of_an_own_model_is_for_a_shell(tmp_path: Path, own_model: Path) -> None:
