@@ -13,12 +13,13 @@ import shlex
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from hf_transformer import __version__
 from hf_transformer.commands.export.config_pbtxt import FILES, TOP_K, config_pbtxt
@@ -30,6 +31,11 @@ from hf_transformer.config.option import BOOLEAN, TOKEN, integer, name_list, num
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.extras import install_command
 from hf_transformer.predictor.registration import ALLOW_FLAG
+
+if TYPE_CHECKING:  # these import torch
+    from hf_transformer.commands.export.checkpoint import Checkpoint
+    from hf_transformer.commands.export.graph import Graph
+    from hf_transformer.commands.export.model_file import Sample
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
 """Required libraries by format. The Python backend uses the last library."""
@@ -124,7 +130,7 @@ def _export(settings: Namespace, target: Path, terminal: Terminal, scratch: Path
         # Lazy imports, because torch takes seconds to import.
         from hf_transformer.commands.export.checkpoint import load_checkpoint, with_remedy
         from hf_transformer.commands.export.graph import build_graph
-        from hf_transformer.commands.export.model_file import take_samples, verify, write_model
+        from hf_transformer.commands.export.model_file import take_samples
 
         if gliner is None:
             checkpoint = load_checkpoint(settings)
@@ -141,31 +147,7 @@ def _export(settings: Namespace, target: Path, terminal: Terminal, scratch: Path
     helping = nullcontext if gliner else partial(with_remedy, checkpoint.files.config, settings.format)
     with new_folders(targets, force=settings.force) as folders:
         for folder, (graph, sample) in zip(folders, models, strict=True):
-            is_first = folder is folders[0]
-            texts, what = ("texts", "it") if is_first else ("labels", "its encoder of labels")
-            with step(f"Running {what} on sample {texts}", terminal, folder) as results, helping():
-                samples = sample()
-                results.append(f"{len(samples)} batches")
-            path = folder / "1" / FILES[settings.format]
-            written = path.name if is_first else f"{folder.name}/1/{path.name}"
-            names = (", ".join(tensor.name for tensor in tensors) for tensors in (graph.inputs, graph.outputs))
-            with step(f"Writing {written}: {' -> '.join(names)}", terminal, folder) as results:
-                if settings.precision == "fp16":
-                    checkpoint.model.half()
-                with helping():
-                    write_model(graph, path, settings.format, samples[0].inputs)
-                named = Namespace(**{**vars(settings), "model_name": folder.name})
-                config = config_pbtxt(graph.inputs, graph.outputs, named, checkpoint.task)
-                fill(folder, config, checkpoint.files if is_first else None, settings, checkpoint.changes)
-                if is_first:
-                    require_loadable(folder, checkpoint.tokenizer, settings)
-                results.append(megabytes(path.parent))
-            with step(f"Comparing {what} with the model", terminal, folder) as results, helping():
-                difference = verify(graph, path, samples, settings)
-                results.append(
-                    f"same outputs in {len(samples)} batches: the largest difference is {difference:.2g} "
-                    f"(tolerance {settings.tolerance:g})"
-                )
+            _write(folder, graph, sample, checkpoint, settings, terminal, helping, is_first=folder is folders[0])
         views = [triton_view(folder, settings) for folder in folders]
     for name, value in checkpoint.changes.items():
         terminal.say(f"config.json: changed {name} to {value}, to match the exported model")
@@ -175,6 +157,53 @@ def _export(settings: Namespace, target: Path, terminal: Terminal, scratch: Path
     terminal.say(f"\n{ready} ready. On this machine:\n\n{commands(target, settings, checkpoint.task)}")
     terminal.say(f"On a cluster with KServe:\n\n{manifest(settings, checkpoint.task)}")
     terminal.say(f"As one of several models, in the file of --models:\n\n{entry(target, settings, checkpoint.task)}")
+
+
+def _write(
+    folder: Path,
+    graph: Graph,
+    sample: Callable[[], list[Sample]],
+    checkpoint: Checkpoint,
+    settings: Namespace,
+    terminal: Terminal,
+    helping: Callable[[], AbstractContextManager[None]],
+    *,
+    is_first: bool,
+) -> None:
+    """Writes one model of Triton, and compares it with the original.
+
+    Args:
+        folder: the model's folder, named as the model.
+        sample: runs the original on sample texts.
+        helping: the context in which errors of torch are explained.
+        is_first: whether it is the model of texts, with the service's files, and not a bi-encoder's model of labels.
+    """
+    from hf_transformer.commands.export.model_file import verify, write_model
+
+    texts, what = ("texts", "it") if is_first else ("labels", "its encoder of labels")
+    with step(f"Running {what} on sample {texts}", terminal, folder) as results, helping():
+        samples = sample()
+        results.append(f"{len(samples)} batches")
+    path = folder / "1" / FILES[settings.format]
+    written = path.name if is_first else f"{folder.name}/1/{path.name}"
+    names = (", ".join(tensor.name for tensor in tensors) for tensors in (graph.inputs, graph.outputs))
+    with step(f"Writing {written}: {' -> '.join(names)}", terminal, folder) as results:
+        if settings.precision == "fp16":
+            checkpoint.model.half()
+        with helping():
+            write_model(graph, path, settings.format, samples[0].inputs)
+        named = Namespace(**{**vars(settings), "model_name": folder.name})
+        config = config_pbtxt(graph.inputs, graph.outputs, named, checkpoint.task)
+        fill(folder, config, checkpoint.files if is_first else None, settings, checkpoint.changes)
+        if is_first:
+            require_loadable(folder, checkpoint.tokenizer, settings)
+        results.append(megabytes(path.parent))
+    with step(f"Comparing {what} with the model", terminal, folder) as results, helping():
+        difference = verify(graph, path, samples, settings)
+        results.append(
+            f"same outputs in {len(samples)} batches: the largest difference is {difference:.2g} "
+            f"(tolerance {settings.tolerance:g})"
+        )
 
 
 @contextmanager
