@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from hf_transformer.core.budget import Budget
 from hf_transformer.core.contract import Signature
 from hf_transformer.core.scheduler import Entry, Scheduler
-from hf_transformer.errors import InvalidInput, NotReady, PredictorTimeout
+from hf_transformer.errors import InvalidInput, NotReady, PredictorError, PredictorTimeout
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.tasks.numerics import require_finite
@@ -30,7 +30,14 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, LabelledEncoding
 
 VECTORS = OutputRole("labels_embeddings", (Axis(name="size"),))
 """The output of a model of labels: a vector float32 [size] for each."""
+Labels: TypeAlias = tuple[str, ...]
+Result = TypeVar("Result")
+
 FLAG = "--labels_model"
+INLINE_LABELS = 5_000
+"""Maximum number of labels in all lists of a request for work on the event loop, about 2 ms."""
+DECODE_COST = 20
+"""The cost of copying a vector, in units of Task.decode_cost."""
 KEEP_SECONDS = 600.0
 """The time after which kept vectors are made again: a predictor doesn't tell that the weights of a version changed."""
 
@@ -52,6 +59,7 @@ class LabelModel:
     since: float
     signature: Signature
     scheduler: Scheduler[Encoding]
+    tokenizer: Tokenizer
     known: dict[str, LabelVector]
 
 
@@ -106,7 +114,10 @@ class LabelVectors:
         if self._model is None or spec != self._model.spec:
             self._model = None
             signature, scheduler = self._build(spec)
-            self._model = LabelModel(spec, now, signature, scheduler, {})
+            tokenizer = self._tokenizer
+            if signature.length is not None:
+                tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
+            self._model = LabelModel(spec, now, signature, scheduler, tokenizer, {})
         elif now - self._model.since > KEEP_SECONDS:
             self._model = replace(self._model, since=now, known={})
 
@@ -116,27 +127,51 @@ class LabelVectors:
         return self._require().signature.outputs[0].sizes[0]
 
     async def attach(
-        self, texts: Iterable[tuple[Encoding, Sequence[str]]], context: Context, budget: Budget, path: str
+        self,
+        texts: Iterable[tuple[Encoding, Sequence[str]]],
+        context: Context,
+        budget: Budget,
+        path: str,
+        *,
+        anew: bool = False,
     ) -> None:
         """Sets ``vectors`` of LabelledEncodings, each with its labels.
 
-        Counts the sequence and the tokens of each different label, and the bytes of all vectors, whether they are kept
-        or not, so that a request does not depend on earlier ones. ``path`` is the list of instances, for errors.
+        Counts the sequence and the tokens of each different label, and the bytes of all vectors before they are made,
+        whether they are kept or not, so that a request does not depend on earlier ones. ``path`` is the list of
+        instances, for errors. ``anew`` asks the model for each label, and keeps none.
 
         Raises RequestError.
         """
         pairs = [(cast(LabelledEncoding, encoding), tuple(labels)) for encoding, labels in texts]
-        lists = dict.fromkeys(labels for _, labels in pairs)
-        names = dict.fromkeys(label for labels in lists for label in labels)
+        # The windows of a text, and often the texts of a request, have one list.
+        lists = {id(labels): labels for _, labels in pairs}
+        count = sum(map(len, lists.values()))
+        names, rows, count = await self._work(count, _number, lists)
         if not names:
             return
         model = self._require()
+        if anew:
+            model = replace(model, known={})
         budget.add_sequences(len(names), path)
-        vectors = await self._vectors(model, [*names], context, budget)
-        budget.hold((len(names) + sum(map(len, lists))) * next(iter(vectors.values())).nbytes, path)
-        made = {labels: np.stack([vectors[label] for label in labels]) for labels in lists}
+        number_bytes, size = np.dtype(np.float32).itemsize, model.signature.outputs[0].sizes[0]
+        if size > 0:
+            budget.hold((len(names) + count) * size * number_bytes, path)
+        found = await self._vectors(model, names, context, budget)
+        vectors = [found[name] for name in names]
+        if len({vector.size for vector in vectors}) > 1:
+            raise PredictorError(f"the model {self.name!r} answered vectors of different sizes for labels")
+        if size <= 0:
+            budget.hold((len(names) + count) * vectors[0].nbytes, path)
+        made = await self._work(count, _copy, vectors, rows)
         for encoding, labels in pairs:
-            encoding.vectors = made[labels]
+            encoding.vectors = made[id(labels)]
+
+    async def _work(self, count: int, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Does work for ``count`` labels, much of it in the executor."""
+        if count <= INLINE_LABELS:
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
     async def _vectors(
         self, model: LabelModel, names: Sequence[str], context: Context, budget: Budget
@@ -153,11 +188,11 @@ class LabelVectors:
                 tokens += kept.tokens
         entries: list[Entry[Encoding]] = []
         if missing:
-            windows = await self._tokenizer.encode_off_loop(missing, self._executor, PLAIN, sum(map(len, missing)))
+            windows = await model.tokenizer.encode_off_loop(missing, self._executor, PLAIN, sum(map(len, missing)))
             for name, [encoding] in zip(missing, windows, strict=True):
                 if not encoding.ids:
                     raise InvalidInput("labels", "labels with at least one token each", repr(name[:40]))
-                entries.append(Entry(encoding, name, 1))
+                entries.append(Entry(encoding, name, DECODE_COST))
                 tokens += len(encoding)
         budget.add_tokens(tokens)
         if entries:
@@ -178,6 +213,26 @@ class LabelVectors:
         if self._model is None:
             raise NotReady(f"the model of labels {self.name!r} is not ready ({FLAG})")
         return self._model
+
+
+def _number(lists: Mapping[int, Labels]) -> tuple[list[str], Mapping[int, Array], int]:
+    """The different labels of lists, the places int64 [labels] of each list's labels among them, which equal lists
+    share, and the number of labels in the different lists."""
+    places: dict[str, int] = {}
+    rows: dict[Labels, Array] = {}
+    for labels in lists.values():  # no long call of C, which would keep the interpreter's lock
+        if labels not in rows:
+            for name in labels:
+                places.setdefault(name, len(places))
+            rows[labels] = np.fromiter(map(places.__getitem__, labels), np.int64, len(labels))
+    return [*places], {key: rows[labels] for key, labels in lists.items()}, sum(map(len, rows))
+
+
+def _copy(vectors: Sequence[Array], rows: Mapping[int, Array]) -> Mapping[int, Array]:
+    """The vectors float32 [labels, size] of each list. Lists with the same places share them."""
+    matrix = np.stack(vectors)
+    made = {id(places): matrix[places] for places in {id(places): places for places in rows.values()}.values()}
+    return {key: made[id(places)] for key, places in rows.items()}
 
 
 def _decode(name: str, encoding: Encoding, outputs: Mapping[str, Array], options: None) -> Array:

@@ -214,7 +214,8 @@ class PredictivePipeline(Pipeline):
             encoding = Encoding([], [])
         if self._label_vectors is not None and isinstance(text, LabelledText):
             context = Context("trial", {})
-            await self._label_vectors.attach([(encoding, text.labels)], context, self._budget(context), "instances")
+            labelled = [(encoding, text.labels)]
+            await self._label_vectors.attach(labelled, context, self._budget(context), "instances", anew=True)
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
     def _read(self, query: Query, options: Any, budget: Budget) -> RequestState:

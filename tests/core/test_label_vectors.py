@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,10 +48,11 @@ class LabelPredictor(ScriptedPredictor):
         super().__init__()
         self.spec = SPEC
         self.value: float | None = None
+        self.size = SIZE
 
     async def respond(self, made: RecordedCall) -> Outputs:
         sums = made.ids.sum(axis=1) if self.value is None else np.full(len(made.ids), self.value)
-        vectors = np.repeat(sums[:, np.newaxis], SIZE, axis=1).astype(np.float32)
+        vectors = np.repeat(sums[:, np.newaxis], self.size, axis=1).astype(np.float32)
         return {"labels_embeddings": Tensor("labels_embeddings", "FP32", vectors)}
 
     @property
@@ -91,6 +93,81 @@ async def ask(vectors: LabelVectors, *lists: Sequence[str], limits: Limits | Non
     budget = Budget(limits or limits_of(options()))
     await vectors.attach(zip(texts, lists, strict=True), Context("1", {}), budget, "instances")
     return texts
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts the work that it gets."""
+
+    works = 0
+
+    def submit(self, *arguments: Any, **options: Any) -> Any:
+        self.works += 1
+        return super().submit(*arguments, **options)
+
+
+async def test_many_labels_are_copied_outside_the_event_loop(predictor: LabelPredictor) -> None:
+    names = [f"label {number}" for number in range(250)]
+    with CountingExecutor(1) as executor:
+        vectors = await source(predictor, executor)
+        [few] = await ask(vectors, names)
+        before = executor.works
+        await ask(vectors, names)
+        assert executor.works == before
+        turned = [names[number:] + names[:number] for number in range(50)]
+        texts = await ask(vectors, *turned, turned[7])
+        assert executor.works == before + 2
+    assert few.vectors is not None
+    for number, found in enumerate(texts[:50]):
+        assert found.vectors is not None and (found.vectors == np.roll(few.vectors, -number, axis=0)).all()
+    assert texts[50].vectors is texts[7].vectors
+    assert predictor.rows == 250
+
+
+async def test_bytes_are_counted_before_the_model_is_asked(
+    predictor: LabelPredictor, executor: ThreadPoolExecutor
+) -> None:
+    vectors = await source(predictor, executor)
+    budget = Budget(limits_of(options()), AdmissionTicket(Admission(8, 10_000, Metrics(), max_bytes=2**12)))
+    with pytest.raises(RequestError, match="bytes"):
+        await vectors.attach([(text(), [f"label {number}" for number in range(100)])], Context("1", {}), budget, "")
+    assert predictor.rows == 0
+
+
+async def test_vectors_of_different_sizes_are_an_error_of_the_model(
+    predictor: LabelPredictor, executor: ThreadPoolExecutor
+) -> None:
+    predictor.spec = replace(SPEC, outputs=(TensorSpec("labels_embeddings", "FP32", (-1,)),))
+    vectors = await source(predictor, executor)
+    await ask(vectors, ["person"])
+    predictor.size = SIZE + 1
+    with pytest.raises(PredictorError, match="different sizes"):
+        await ask(vectors, ["person", "city"])
+
+
+async def test_a_label_is_truncated_to_the_fixed_length_of_the_model(
+    predictor: LabelPredictor, executor: ThreadPoolExecutor
+) -> None:
+    inputs = tuple(TensorSpec(name, "INT64", (4,)) for name in ("input_ids", "attention_mask"))
+    predictor.spec = replace(SPEC, inputs=inputs)
+    vectors = await source(predictor, executor)
+    await ask(vectors, ["city"])
+    await ask(vectors, ["a long label of many words and tokens", "town"])
+    [[own], [long, after]] = (call.ids.tolist() for call in predictor.calls)
+    assert (len(own), len(long), len(after)) == (4, 4, 4)
+    assert (long[0], long[-1]) == (after[0], 3) == (own[0], 3), "no token in the row of the next label"
+
+
+async def test_a_trial_asks_the_model_for_labels_that_are_kept(
+    predictor: LabelPredictor, executor: ThreadPoolExecutor
+) -> None:
+    """Otherwise a broken model of labels would look sound to the check of a suspect model."""
+    vectors = await source(predictor, executor)
+    await ask(vectors, ["person", "city"])
+    predictor.value = float("nan")
+    await ask(vectors, ["person", "city"])
+    budget = Budget(limits_of(options()))
+    with pytest.raises(PredictorError, match="finite"):
+        await vectors.attach([(text(), ["person", "city"])], Context("trial", {}), budget, "instances", anew=True)
 
 
 async def test_each_label_is_computed_once_whatever_its_neighbours(
