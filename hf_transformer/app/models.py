@@ -283,8 +283,9 @@ class ModelSet:
             await asyncio.to_thread(self._file.renew)
             self._apply(self._file.value)
         config = self._config(name)
+        has_labels = name in self._bi_encoders
         async with self._transport(config) as transport:
-            if name in self._bi_encoders:
+            if has_labels:
                 await transport.load_model(label_model_name(config), {})
             await transport.load_model(config.predictor_model or name, {})
         self._set_unloaded(self._unloaded - {name})
@@ -295,6 +296,9 @@ class ModelSet:
                     await self._settled(name, task)
             except TimeoutError as error:
                 raise PredictorTimeout(f"model {name!r} was not loaded in {seconds:g} s") from error
+        if name in self._bi_encoders and not has_labels:  # its files were not read before
+            async with self._transport(config) as transport:
+                await transport.load_model(label_model_name(config), {})
         model = self._models.find(name)
         if problem := await model.check_replaced():
             raise NotReady(f"model {name!r} is not ready: {problem}")
@@ -309,13 +313,20 @@ class ModelSet:
                 await deployment.drain()
             async with self._transport(config) as transport:
                 await transport.unload_model(config.predictor_model or name, parameters)
-                if name in self._bi_encoders:
+                if name in self._bi_encoders and not self._shares_labels(name):
                     await transport.unload_model(label_model_name(config), parameters)
         except BaseException:
             if deployment is not None and self._deployed.get(name) is deployment:
                 self._serve(deployment)
             raise
         self._set_unloaded(self._unloaded | {name})
+
+    def _shares_labels(self, name: str) -> bool:
+        """Whether another served model reads its labels by the same model as ``name``."""
+        labels = label_model_name(self._config(name))
+        others = [self._declared[other] for other in self._bi_encoders & self._declared.keys() - {name}]
+        others = [other for other in others if other.config.model_name not in self._unloaded]
+        return any(label_model_name(other.config) == labels for other in others)
 
     def _config(self, name: str) -> Config:
         if name not in self._declared:

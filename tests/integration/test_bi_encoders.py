@@ -109,6 +109,40 @@ def test_clients_load_and_unload_both_models(serve: Serve, triton: LocalTriton, 
         serve.forget(LABELS)
 
 
+def test_a_new_entry_is_loaded_with_its_labels_and_leaves_those_of_others(
+    serve: Serve, triton: LocalTriton, tmp_path: Path
+) -> None:
+    """Before the load, the service has not read that the new entry is a bi-encoder."""
+    serve.load(MODEL)
+    (keys := tmp_path / "control-keys").write_text("operator-key\n")
+    key, folder = {"x-api-key": "operator-key"}, str(task_model_folder(MODEL))
+    other = {"model_name": "other", "predictor_model": "absent", "model_dir": folder, "labels_model": LABELS}
+    own = {"model_name": "own", "predictor_model": MODEL, "model_dir": folder}
+    write(path := tmp_path / "models.json", [other])
+    flags = ("--enable_model_control", f"--model_control_keys_file={keys}", f"--predictor_host={triton.http_address}")
+
+    def ready(name: str) -> bool:
+        url = f"http://{triton.http_address}/v2/models/{name}/ready"
+        return httpx.get(url, trust_env=False).status_code == 200
+
+    try:
+        with Service(f"--models={path}", *flags) as service:
+            service.wait_until("/")
+            for name in (MODEL, LABELS):
+                change(triton, name, "unload")
+            assert poll(lambda: not (ready(MODEL) or ready(LABELS)), CHANGE_SECONDS)
+            write(path, [other, own])
+            loaded = service.client.post("/v2/repository/models/own/load", headers=key)
+            assert loaded.status_code == 200, loaded.text
+            assert ready(MODEL) and ready(LABELS)
+            assert service.client.post("/v2/repository/models/own/unload", headers=key).status_code == 200
+            assert poll(lambda: not ready(MODEL), CHANGE_SECONDS)
+            assert ready(LABELS), "the other entry's labels are read by it"
+    finally:
+        serve.forget(MODEL)
+        serve.forget(LABELS)
+
+
 def test_many_labels_have_the_limit_of_sequences(serve: Serve) -> None:
     service = serve(MODEL, "v2", "--max_sequences=20")
     few = {"text": ANNA, "labels": [f"label {number}" for number in range(19)]}
