@@ -124,8 +124,7 @@ class PipelineBuilder:
         """Builds the pipeline of a predictive task. Raises ContractError if the model does not fit."""
         config, tokenizer, task = self.config, self.model.tokenizer, cast(Task[Any, Any, Any], self.model.task)
         fitted, signature = fit_task(config, task, spec)
-        if self.label_vectors is not None:
-            _check_label_size(spec, self.label_vectors)
+        vector_size = -1 if self.label_vectors is None else _label_size(spec, self.label_vectors)
         if self.diagnose is not None:
             self.diagnose(FittedBinding(config, tokenizer, fitted, spec, signature))
         if signature.length is not None:
@@ -148,7 +147,7 @@ class PipelineBuilder:
         else:
             both = self.batches.predictor, recipe
             scheduler = RemoteScheduler(self.batches.link, both, executor=self.executor, metrics=self.metrics)
-        return PredictivePipeline(fitted, tokenizer, scheduler, self._options, self.label_vectors)
+        return PredictivePipeline(fitted, tokenizer, scheduler, self._options, self.label_vectors, vector_size)
 
     def generative(self, model: LoadedGenerativeModel, spec: ModelSpec) -> GenerationPipeline:
         """Builds the pipeline of a generative task. Raises ContractError if the model does not fit."""
@@ -193,12 +192,14 @@ def words_of(task: Task[Any, Any, Any]) -> LabelledShape | None:
     return LabelledShape(task.width, task.reads_word_padding, task.reads_label_padding)
 
 
-def _check_label_size(spec: ModelSpec, vectors: LabelVectors) -> None:
-    """Raises ContractError if the model reads vectors of another size than the model of labels makes."""
+def _label_size(spec: ModelSpec, vectors: LabelVectors) -> int:
+    """The length of the vectors that the model reads, -1 for any. Raises ContractError if the model of labels makes
+    others."""
     [wanted] = [tensor.shape[-1] for tensor in spec.inputs if tensor.name == VECTORS.name]
     if -1 not in (wanted, vectors.size) and wanted != vectors.size:
         problem = f"It reads vectors of {wanted} numbers for labels, but {vectors.name!r} makes {vectors.size}"
         raise ContractError(spec.name, [f"{problem}; name its own model of labels with {FLAG}."])
+    return wanted
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:

@@ -133,13 +133,15 @@ class LabelVectors:
         budget: Budget,
         path: str,
         *,
+        size: int = -1,
         anew: bool = False,
     ) -> None:
         """Sets ``vectors`` of LabelledEncodings, each with its labels.
 
         Counts the sequence and the tokens of each different label, and the bytes of all vectors before they are made,
         whether they are kept or not, so that a request does not depend on earlier ones. ``path`` is the list of
-        instances, for errors. ``anew`` asks the model for each label, and keeps none.
+        instances, for errors. ``size`` is the length of a vector that the model of texts reads, -1 for any. ``anew``
+        asks the model for each label, and keeps none.
 
         Raises RequestError.
         """
@@ -154,14 +156,18 @@ class LabelVectors:
         if anew:
             model = replace(model, known={})
         budget.add_sequences(len(names), path)
-        number_bytes, size = np.dtype(np.float32).itemsize, model.signature.outputs[0].sizes[0]
-        if size > 0:
-            budget.hold((len(names) + count) * size * number_bytes, path)
+        promised = model.signature.outputs[0].sizes[0]
+        if promised > 0:
+            budget.hold((len(names) + count) * promised * np.dtype(np.float32).itemsize, path)
         found = await self._vectors(model, names, context, budget)
         vectors = [found[name] for name in names]
-        if len({vector.size for vector in vectors}) > 1:
+        sizes = {vector.size for vector in vectors}
+        if len(sizes) > 1:
             raise PredictorError(f"the model {self.name!r} answered vectors of different sizes for labels")
-        if size <= 0:
+        if size != -1 and size not in sizes:  # either model was replaced; the next check will find it
+            makes = f"{self.name!r} makes {vectors[0].size}"
+            raise PredictorError(f"the model reads vectors of {size} numbers for labels, but {makes} ({FLAG})")
+        if promised <= 0:
             budget.hold((len(names) + count) * vectors[0].nbytes, path)
         made = await self._work(count, _copy, vectors, rows)
         for encoding, labels in pairs:

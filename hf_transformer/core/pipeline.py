@@ -127,7 +127,8 @@ class TokenizingPipeline(Pipeline):
 class PredictivePipeline(Pipeline):
     """The pipeline of a predictive task: tokenizer, scheduler and decoding. ``task`` fits the predictor's model.
 
-    ``label_vectors`` is for a model that gets the vectors of each text's labels; None for others.
+    ``label_vectors`` is for a model that gets the vectors of each text's labels; None for others. ``vector_size`` is
+    their length in numbers, -1 for any.
     """
 
     def __init__(
@@ -137,10 +138,12 @@ class PredictivePipeline(Pipeline):
         scheduler: Scheduler[Encoding] | RemoteScheduler,
         options: PipelineOptions,
         label_vectors: LabelVectors | None = None,
+        vector_size: int = -1,
     ) -> None:
         super().__init__(tokenizer, options)
         self._scheduler = scheduler
         self._label_vectors = label_vectors
+        self._vector_size = vector_size
         options.metrics.watch_work(scheduler)
         self.task = task
         self._default_options = task.options({})
@@ -187,7 +190,7 @@ class PredictivePipeline(Pipeline):
         context.preprocess, context.parse, context.tokenize = encoded - started, read - context.arrived, encoded - read
         if self._label_vectors is not None:
             labelled = [(entry.item, entry.owner.labels) for entry in entries]
-            await self._label_vectors.attach(labelled, context, budget, query.name)
+            await self._label_vectors.attach(labelled, context, budget, query.name, size=self._vector_size)
         submission = self._scheduler.submit(entries, task.decode, options, context)
         try:
             await submission.future
@@ -214,8 +217,9 @@ class PredictivePipeline(Pipeline):
             encoding = Encoding([], [])
         if self._label_vectors is not None and isinstance(text, LabelledText):
             context = Context("trial", {})
-            labelled = [(encoding, text.labels)]
-            await self._label_vectors.attach(labelled, context, self._budget(context), "instances", anew=True)
+            labelled, budget = [(encoding, text.labels)], self._budget(context)
+            size = self._vector_size
+            await self._label_vectors.attach(labelled, context, budget, "instances", size=size, anew=True)
         await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
     def _read(self, query: Query, options: Any, budget: Budget) -> RequestState:

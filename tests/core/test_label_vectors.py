@@ -23,8 +23,9 @@ from hf_transformer.core.limits import Admission, AdmissionTicket, Limits
 from hf_transformer.errors import InvalidInput, NotReady, PredictorError, RequestError, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Outputs
+from hf_transformer.tasks.zero_shot_token_classification import TRIAL_LABELS
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
-from hf_transformer.types.request import Context
+from hf_transformer.types.request import Context, Query
 from hf_transformer.types.tensors import ModelSpec, Tensor, TensorSpec
 from hf_transformer.types.tokenization import LabelledEncoding
 from tests.support.configuring import config
@@ -142,6 +143,20 @@ async def test_vectors_of_different_sizes_are_an_error_of_the_model(
     predictor.size = SIZE + 1
     with pytest.raises(PredictorError, match="different sizes"):
         await ask(vectors, ["person", "city"])
+
+
+async def test_vectors_of_a_replaced_model_do_not_reach_a_model_of_texts_that_reads_others(
+    predictor: LabelPredictor, executor: ThreadPoolExecutor
+) -> None:
+    """In a batch with vectors of the right size they would fail the requests of others."""
+    vectors = await source(predictor, executor)
+    pairs, budget = [(text(), ["person"])], Budget(limits_of(options()))
+    await vectors.attach(pairs, Context("1", {}), budget, "instances", size=SIZE)
+    predictor.spec = replace(SPEC, outputs=(TensorSpec("labels_embeddings", "FP32", (SIZE + 1,)),))
+    predictor.size = SIZE + 1
+    await vectors.check(asyncio.get_running_loop().time() + 10)
+    with pytest.raises(PredictorError, match=r"reads vectors of 16 numbers.*makes 17"):
+        await vectors.attach(pairs, Context("1", {}), budget, "instances", size=SIZE)
 
 
 async def test_a_label_is_truncated_to_the_fixed_length_of_the_model(
@@ -294,6 +309,20 @@ async def test_models_with_other_vectors_do_not_fit(predictor: LabelPredictor, e
     )
     with pytest.raises(ContractError, match=r"reads vectors of 17 numbers.*makes 16.*--labels_model"):
         build(spec)
+    fitting = replace(spec, inputs=(*inputs, TensorSpec("labels_embeddings", "FP32", (-1, SIZE))))
+    pipeline = build(fitting)
+    await ask(vectors, TRIAL_LABELS)
+    predictor.value = float("nan")
+    with pytest.raises(PredictorError, match="finite"):
+        await pipeline.trial()  # which asks for kept labels, too
+    predictor.value = None
+    predictor.spec = replace(SPEC, outputs=(TensorSpec("labels_embeddings", "FP32", (SIZE + 1,)),))
+    predictor.size = SIZE + 1
+    await vectors.check(asyncio.get_running_loop().time() + 10)
+    with pytest.raises(PredictorError, match="reads vectors of 16 numbers"):
+        await pipeline.trial()
+    with pytest.raises(PredictorError, match="reads vectors of 16 numbers"):
+        await pipeline(Query([{"text": "a text", "labels": ["person"]}], {}), Context("1", {}))
 
 
 async def test_a_label_without_tokens_is_refused_by_name(
