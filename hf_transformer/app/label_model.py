@@ -14,7 +14,7 @@ from hf_transformer.core.contract import Signature, fit_signature
 from hf_transformer.core.label_vectors import VECTORS, LabelVectors
 from hf_transformer.core.remote import SchedulerRecipe
 from hf_transformer.core.scheduler import ConcurrencyLimit, Scheduler
-from hf_transformer.errors import LoadError
+from hf_transformer.errors import LoadError, describe
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tokenizer.files import LABELS_FOLDER, has_tokenizer
@@ -36,11 +36,17 @@ class LoadedLabels:
 def load_labels(config: Config, files: ModelFiles) -> LoadedLabels:
     """Loads the tokenizer of labels: from the folder labels_tokenizer, else of the hub's model that encodes them.
 
-    Raises LoadError if there is none.
+    Raises LoadError if there is none, or gliner_config.json is invalid.
     """
     gliner = files.config["gliner"]
-    folder, name = files.model_folder / LABELS_FOLDER, str(gliner["labels_encoder"])
+    folder, name = files.model_folder / LABELS_FOLDER, gliner["labels_encoder"]
     encoder = gliner.get("labels_encoder_config") or {}
+    for field, value, kind, expected in (
+        ("labels_encoder", name, str, "a model's name"),
+        ("labels_encoder_config", encoder, dict, "an object"),
+    ):
+        if not isinstance(value, kind):
+            raise LoadError(f"gliner_config.json: {field}: expected {expected}, got {describe(value)}")
     if not has_tokenizer(folder):
         try:
             found = find_model_files(
@@ -50,10 +56,11 @@ def load_labels(config: Config, files: ModelFiles) -> LoadedLabels:
                 trust_remote_code=config.trust_remote_code,
                 max_file_bytes=config.max_model_file_bytes,
             )
-        except LoadError as error:
+        except (LoadError, OSError) as error:  # an OSError for a name that no file can have
+            reason = error.message if isinstance(error, LoadError) else error.strerror
             raise LoadError(
                 f"gliner_config.json: the tokenizer of labels is not in {LABELS_FOLDER}/, and not that of the "
-                f"labels_encoder {name!r}: {error.message}"
+                f"labels_encoder {name[:200]!r}: {reason}"
             ) from error
         folder, encoder = found.tokenizer_folder, encoder or found.config
     tokenizer = load_tokenizer(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from hf_transformer.core.budget import Budget
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.label_vectors import KEEP_SECONDS, LabelVectors
 from hf_transformer.core.limits import Admission, AdmissionTicket, Limits
-from hf_transformer.errors import InvalidInput, NotReady, PredictorError, RequestError, TooLarge
+from hf_transformer.errors import InvalidInput, LoadError, NotReady, PredictorError, RequestError, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Outputs
 from hf_transformer.tasks.zero_shot_token_classification import TRIAL_LABELS
@@ -323,6 +326,24 @@ async def test_models_with_other_vectors_do_not_fit(predictor: LabelPredictor, e
         await pipeline.trial()
     with pytest.raises(PredictorError, match="reads vectors of 16 numbers"):
         await pipeline(Query([{"text": "a text", "labels": ["person"]}], {}), Context("1", {}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("labels_encoder", 5, "labels_encoder: expected a model's name, got a number"),
+        ("labels_encoder_config", "bert", "labels_encoder_config: expected an object"),
+        ("labels_encoder", "x" * 5000, "not that of the labels_encoder 'x+'"),
+    ],
+)
+def test_an_invalid_encoder_of_labels_is_named(tmp_path: Path, field: str, value: object, message: str) -> None:
+    folder = tmp_path / "gliner_bi"
+    shutil.copytree(task_model_folder("gliner_bi"), folder)
+    shutil.rmtree(folder / "labels_tokenizer")
+    gliner = json.loads((folder / "gliner_config.json").read_text())
+    (folder / "gliner_config.json").write_text(json.dumps({**gliner, field: value}))
+    with pytest.raises(LoadError, match=message):
+        load_model(config(f"--model_dir={folder}", "--model_name=gliner_bi"))
 
 
 async def test_a_label_without_tokens_is_refused_by_name(
