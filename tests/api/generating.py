@@ -16,15 +16,17 @@ from typing import Any, Self, cast
 
 import httpx
 import pytest
-import yaml
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Scope
 
+from hf_transformer.api.document.table import served
 from hf_transformer.api.gateway import GatewaySettings
+from hf_transformer.api.info import find_links
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.openapi import Documents
 from hf_transformer.api.service import Models, Service
 from hf_transformer.app.application import gateway, starlette_app
+from hf_transformer.app.loading import LoadedModel, load_model
 from hf_transformer.core.limits import Admission, Limits
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
@@ -80,8 +82,19 @@ def hermes() -> Program:
     return compile_template(compose("hermes", None), "test")
 
 
-parsed = cache(yaml.load)
-"""A cached YAML parser: reading the OpenAPI document, and building that of a service, takes longer than most tests."""
+@cache
+def loaded(*flags: str) -> LoadedModel:
+    """The tokenizer and the task of these flags, which keep nothing of a request. Their folders may not change."""
+    return load_model(config(*flags))
+
+
+@cache
+def responses_of(tokenizer: Tokenizer) -> ModelResponses:
+    return ModelResponses(hermes(), tokenizer.skipped_tokens())
+
+
+OPTIONS, OPERATIONS, LINKS = cache(config), cache(served), cache(find_links)
+"""What depends on flags alone, and takes longer than most tests."""
 
 
 def application(service: Service, settings: GatewaySettings | None = None, *flags: str) -> AsgiApplication:
@@ -91,12 +104,14 @@ def application(service: Service, settings: GatewaySettings | None = None, *flag
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
 
-    options = config(*flags)
+    options = OPTIONS(*flags)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yaml, "load", parsed)
+        patch.setattr("hf_transformer.app.application.served", OPERATIONS)
+        patch.setattr("hf_transformer.api.info.find_links", LINKS)
         patch.setattr(Documents, "body", lambda documents: b"")  # it is built when it is asked for, if it is
         inner = starlette_app(options, service, lifespan)
-    return AsgiApplication(gateway(options, service, inner, settings or GatewaySettings()), inner)
+        outer = gateway(options, service, inner, settings or GatewaySettings())
+    return AsgiApplication(outer, inner)
 
 
 @dataclass
@@ -132,7 +147,7 @@ class ServedModel:
             self.build,
             self.metrics.of("gpt2"),
             chat_template=template_of(self.tokenizer, self.template) if self.chats else None,
-            responses=ModelResponses(hermes(), self.tokenizer.skipped_tokens()),
+            responses=responses_of(self.tokenizer),
         )
         self.service = Service(
             Models([self.model]),

@@ -11,15 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.app.loading import load_model
 from hf_transformer.errors import FieldError, InvalidInput, Path, TooLarge, show_path
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
-from tests.api.generating import PROMPT, ServedModel, answer_of, application, post, served_model
+from tests.api.generating import PROMPT, ServedModel, answer_of, application, loaded, post, served_model
 from tests.generation.scripted import LIMITS
 from tests.integration.api.grpc_model import ScriptedModel, raising, service_of, serving, status_of
 from tests.integration.api.grpc_model import request as grpc_request
-from tests.support.configuring import config
 from tests.support.triton_repository import task_model_folder
 
 OPENAI, V1, V2 = "/openai/v1", "/v1/models/gpt2", "/v2/models/gpt2"
@@ -121,7 +119,7 @@ async def test_an_error_in_a_stream_has_the_client_s_path(wording: str, url: str
 async def predictive(task: str, model: str, error: FieldError) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a service whose model raises the error."""
     scripted = ScriptedModel(raising(error))
-    scripted.task = load_model(config(f"--model_dir={task_model_folder(model)}", f"--task={task}")).task
+    scripted.task = loaded(f"--model_dir={task_model_folder(model)}", f"--task={task}").task
     app: AsgiApplication = application(service_of(scripted, Metrics()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", verify=False) as client:
         yield client

@@ -17,13 +17,12 @@ import pytest
 from hf_transformer.api.auth import CONTROL_KEYS, CONTROL_PATH, ApiKeys
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.app.application import gateway_settings
-from hf_transformer.app.loading import load_model
 from hf_transformer.credentials import MAX_FILE_BYTES, read_key_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from tests.api.generating import ServedModel, application, client_of
+from tests.api.generating import ServedModel, application, client_of, loaded
 from tests.integration.api.grpc_model import (
     SECONDS,
     ScriptedModel,
@@ -131,7 +130,7 @@ def test_keys_are_reloaded_and_kept_while_the_file_is_invalid(
 @pytest.mark.parametrize("name", ["authorization", "x-api-key", "api-key"])
 async def test_no_key_reaches_the_model(keys: ApiKeys, name: str) -> None:
     model = ScriptedModel()
-    model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
+    model.task = loaded(f"--model_dir={DEMO_MODEL}").task
     async with client_of(application(service_of(model, Metrics()), GatewaySettings(keys=keys))) as client:
         key = "Bearer alpha-key" if name == "authorization" else "alpha-key"
         # Other values of these headers may be keys of another service: they are not forwarded either.
@@ -291,7 +290,7 @@ def control_keys(tmp_path: Path) -> ApiKeys:
 
 def bert() -> ScriptedModel:
     model = ScriptedModel()
-    model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
+    model.task = loaded(f"--model_dir={DEMO_MODEL}").task
     return model
 
 

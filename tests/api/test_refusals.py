@@ -11,11 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.app.loading import load_model
 from hf_transformer.observability.metrics import Metrics
-from tests.api.generating import application, client_of, metric
+from tests.api.generating import application, client_of, loaded, metric
 from tests.integration.api.grpc_model import ScriptedModel, service_of
-from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODEL
 
 TEXT = "The capital of france is [MASK]."
@@ -48,7 +46,7 @@ class Refusing:
 @pytest.fixture
 async def service() -> AsyncIterator[Refusing]:
     model = ScriptedModel()
-    model.task = load_model(config(f"--model_dir={DEMO_MODEL}")).task
+    model.task = loaded(f"--model_dir={DEMO_MODEL}").task
     metrics = Metrics()
     async with client_of(application(service_of(model, metrics))) as client:
         yield Refusing(client, metrics)

@@ -18,15 +18,13 @@ import pytest
 
 from hf_transformer.api.open_streams import OpenStreams
 from hf_transformer.api.service import Models, Service
-from hf_transformer.app.loading import load_model
 from hf_transformer.app.models import DeclaredModel, ModelFactory
 from hf_transformer.core.limits import Admission
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import Connections
 from scripts.goldens.vllm_render import PLAIN, make_framed
-from tests.api.generating import ServedModel, answer_of, application, client_of, openai_error
+from tests.api.generating import OPTIONS, ServedModel, answer_of, application, client_of, loaded, openai_error
 from tests.support.budgets import limits
-from tests.support.configuring import config
 from tests.support.triton_repository import DEMO_MODELS
 
 CHAT, COMPLETIONS = "/v1/chat/completions/render", "/v1/completions/render"
@@ -55,8 +53,8 @@ async def without_predictor(*folders: Path, flags: tuple[str, ...] = ()) -> Asyn
     factory = ModelFactory(metrics, executor, Connections())
     models = []
     for folder in folders:
-        options = config("--predictor_protocol=none", f"--model_name={folder.name}", f"--model_dir={folder}", *flags)
-        models.append(factory.make(DeclaredModel(options), load_model(options)).model)
+        own = ("--predictor_protocol=none", f"--model_name={folder.name}", f"--model_dir={folder}", *flags)
+        models.append(factory.make(DeclaredModel(OPTIONS(*own)), loaded(*own)).model)
         assert await models[-1].check_predictor() == ""
     service = Service(Models(models), Admission(100, 2**20, metrics), metrics, 2**20, limits(), OpenStreams())
     try:
