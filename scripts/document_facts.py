@@ -34,38 +34,62 @@ def _facts(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"tag {tag['name']}"
     for name, scheme in document["components"].get("securitySchemes", {}).items():
         yield f"security scheme {name}: {_text(scheme)}"
+    known: dict[str, list[str]] = {}
     for path, item in document["paths"].items():
         for method in METHODS:
             if method in item:
                 place = f"{method.upper()} {path}"
                 shared = item.get("parameters", [])
-                yield from _operation(place, {**item[method], "shared": shared}, document)
+                yield from _operation(place, {**item[method], "shared": shared}, document, known)
 
 
-def _operation(path: str, operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
+def _operation(
+    path: str, operation: Mapping[str, Any], document: Mapping[str, Any], known: dict[str, list[str]]
+) -> Iterator[str]:
+    """``known`` has the statements of responses and schemas that were read before, without their place."""
     yield f"{path}: {operation['operationId']}, {_text(operation['tags'])}, security {operation.get('security')}"
     for parameter in [*operation["shared"], *operation.get("parameters", [])]:
-        known = _resolved(parameter, document)
-        at = f"{path}, {known['in']} {known['name']}"
-        yield f"{at}: required {known.get('required', False)}"
-        yield from _schema(at, known["schema"], document, ())
+        found = _resolved(parameter, document)
+        at = f"{path}, {found['in']} {found['name']}"
+        yield f"{at}: required {found.get('required', False)}"
+        yield from _schema(at, found["schema"], document, ())
     if body := operation.get("requestBody"):
         yield f"{path}, body: required {body.get('required', False)}"
-        yield from _contents(f"{path}, body", body["content"], document)
+        yield from _contents(f"{path}, body", body["content"], document, known)
     for status, response in operation["responses"].items():
-        known = _resolved(response, document)
         at = f"{path}, {status}"
         yield at
-        yield from (f"{at}: header {name}" for name in known.get("headers", {}))
-        yield from _contents(at, known.get("content", {}), document)
+        reference = response.get("$ref")
+        if reference is None:
+            yield from _response(at, response, document, known)
+            continue
+        if reference not in known:
+            known[reference] = [*_response("", _resolved(response, document), document, known)]
+        yield from (f"{at}{fact}" for fact in known[reference])
 
 
-def _contents(path: str, contents: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
+def _response(
+    path: str, response: Mapping[str, Any], document: Mapping[str, Any], known: dict[str, list[str]]
+) -> Iterator[str]:
+    yield from (f"{path}: header {name}" for name in response.get("headers", {}))
+    yield from _contents(path, response.get("content", {}), document, known)
+
+
+def _contents(
+    path: str, contents: Mapping[str, Any], document: Mapping[str, Any], known: dict[str, list[str]]
+) -> Iterator[str]:
     for kind, content in contents.items():
         yield f"{path}: content {kind}"
         at = path if kind == "application/json" else f"{path} {kind}"
         yield from (f"{at}: example {_text(one['value'])}" for one in content.get("examples", {}).values())
-        yield from _schema(at, content.get("schema", {}), document, ())
+        schema = content.get("schema", {})
+        if set(schema) != {"$ref"}:
+            yield from _schema(at, schema, document, ())
+            continue
+        reference = schema["$ref"]
+        if reference not in known:
+            known[reference] = [*dict.fromkeys(_schema("", schema, document, ()))]
+        yield from (f"{at}{fact}" for fact in known[reference])
 
 
 def _schema(path: str, schema: Any, document: Mapping[str, Any], inside: tuple[str, ...]) -> Iterator[str]:

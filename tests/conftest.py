@@ -42,7 +42,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return "triton" in getattr(item, "fixturenames", ()) and not of_clients
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
-    items[:] = [item for item in items if runs(item)]
+    # Tests with Triton come first, and so to one of the workers: each that has one of them starts a Triton with up to
+    # fifty models. A worker that has no test left takes those at the end of another's list, which are small.
+    items[:] = sorted(filter(runs, items), key=lambda item: not item.nodeid.startswith("tests/integration/"))
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,15 @@ TOKEN = 2 * 2 * 8 * 4
 """Bytes per token of the cache: key and value, two heads, FP32."""
 
 
-def expected(variant: ModelVariant, prompt: Sequence[int], count: int) -> tuple[list[int], FinishReason]:
-    dtype = NUMPY_DTYPES[variant.floats]
-    start, source = ([1], prompt) if variant.encoder_decoder else (prompt, None)
-    ids = TinyModel().greedy(start, count, source, dtype)
+def expected(variant: ModelVariant, prompt: tuple[int, ...], count: int) -> tuple[list[int], FinishReason]:
+    ids = greedy_ids(variant.encoder_decoder, variant.floats, prompt, count)
     return (ids[:-1], "stop") if ids[-1] == EOS else (ids, "length")
+
+
+@cache
+def greedy_ids(encoder_decoder: bool, floats: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    start, source = ([1], prompt) if encoder_decoder else (prompt, None)
+    return TinyModel().greedy(start, count, source, NUMPY_DTYPES[floats])
 
 
 def steps(made: LogitsGenerator, *ids: int) -> AsyncGenerator[Step, None]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-SECONDS = 30.0
-"""How long a test waits for anything before it fails."""
+SECONDS = 60.0
+"""How long a test waits for anything before it fails. Four processes of a service may take 30 s to start on two cores
+that others use too."""
 
 
 async def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,11 @@ CALLS = 16
 KEY = (("authorization", "Bearer secret"),)
 CODES = grpc.StatusCode
 HEALTH = "/grpc.health.v1.Health/"
-LONG_NAME = b"\x0a\x80\x80\xc0\x07" + b"a" * LARGE
-"""The first field, of LARGE bytes."""
+
+
+def long_name() -> bytes:
+    """The first field, of LARGE bytes."""
+    return b"\x0a\x80\x80\xc0\x07" + b"a" * LARGE
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +51,18 @@ def message(text: str, model: str = "bert") -> bytes:
     return request(model, {"text": [text]}).SerializeToString()
 
 
-REFUSED = {
-    "without a key": (message("a" * LARGE), (), "ModelInfer", CODES.UNAUTHENTICATED),
-    "a text that is too long": (message("a" * LARGE), KEY, "ModelInfer", CODES.RESOURCE_EXHAUSTED),
-    "an unknown model": (message("a" * LARGE, "nobody"), KEY, "ModelInfer", CODES.NOT_FOUND),
-    "no protobuf": (b"\xff" * LARGE, KEY, "ModelInfer", CODES.INVALID_ARGUMENT),
-    "a question without a key": (LONG_NAME, (), "ModelMetadata", CODES.UNAUTHENTICATED),
-    "a question about a long name": (LONG_NAME, KEY, "ModelMetadata", CODES.RESOURCE_EXHAUSTED),
-    "a probe of a long name": (LONG_NAME, (), "ModelReady", CODES.RESOURCE_EXHAUSTED),
-    "a probe with a long message": (LONG_NAME, (), "ServerLive", CODES.RESOURCE_EXHAUSTED),
-    "a health check of a long name": (LONG_NAME, (), HEALTH + "Check", CODES.RESOURCE_EXHAUSTED),
-    "a watch of a long name": (LONG_NAME, (), HEALTH + "Watch", CODES.RESOURCE_EXHAUSTED),
-    "an unknown method": (b"a" * LARGE, KEY, "NoSuchMethod", CODES.UNIMPLEMENTED),
+REFUSED: dict[str, tuple[Callable[[], bytes], Any, str, grpc.StatusCode]] = {
+    "without a key": (lambda: message("a" * LARGE), (), "ModelInfer", CODES.UNAUTHENTICATED),
+    "a text that is too long": (lambda: message("a" * LARGE), KEY, "ModelInfer", CODES.RESOURCE_EXHAUSTED),
+    "an unknown model": (lambda: message("a" * LARGE, "nobody"), KEY, "ModelInfer", CODES.NOT_FOUND),
+    "no protobuf": (lambda: b"\xff" * LARGE, KEY, "ModelInfer", CODES.INVALID_ARGUMENT),
+    "a question without a key": (long_name, (), "ModelMetadata", CODES.UNAUTHENTICATED),
+    "a question about a long name": (long_name, KEY, "ModelMetadata", CODES.RESOURCE_EXHAUSTED),
+    "a probe of a long name": (long_name, (), "ModelReady", CODES.RESOURCE_EXHAUSTED),
+    "a probe with a long message": (long_name, (), "ServerLive", CODES.RESOURCE_EXHAUSTED),
+    "a health check of a long name": (long_name, (), HEALTH + "Check", CODES.RESOURCE_EXHAUSTED),
+    "a watch of a long name": (long_name, (), HEALTH + "Watch", CODES.RESOURCE_EXHAUSTED),
+    "an unknown method": (lambda: b"a" * LARGE, KEY, "NoSuchMethod", CODES.UNIMPLEMENTED),
 }
 
 
@@ -83,8 +86,11 @@ def settles(service: Service, most: int) -> bool:
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_a_refused_call_keeps_no_message(guarded: Service, case: tuple[bytes, Any, str, grpc.StatusCode]) -> None:
-    body, metadata, method, code = case
+def test_a_refused_call_keeps_no_message(
+    guarded: Service, case: tuple[Callable[[], bytes], Any, str, grpc.StatusCode]
+) -> None:
+    make, metadata, method, code = case
+    body = make()
     assert refused(guarded, body, metadata, method) is code
     before = guarded.resident_bytes
     for _ in range(CALLS):
@@ -146,12 +152,11 @@ def test_answers_that_no_client_reads_count_among_the_bytes_in_flight(serve: Ser
 
 def test_many_large_health_checks_at_once_take_little_memory(guarded: Service) -> None:
     """gRPC receives a few of them at a time."""
-    before = guarded.peak_bytes
+    before, name = guarded.peak_bytes, long_name()
     with ExitStack() as stack:
         channels = [stack.enter_context(channel_to(guarded)) for _ in range(4)]
         calls = [
-            channels[n % 4].unary_unary(HEALTH + "Check", None, None).future(LONG_NAME, timeout=SECONDS)
-            for n in range(40)
+            channels[n % 4].unary_unary(HEALTH + "Check", None, None).future(name, timeout=SECONDS) for n in range(40)
         ]
         assert {call.code() for call in calls} == {CODES.RESOURCE_EXHAUSTED}
     assert guarded.peak_bytes - before < 4 * MAX_GROWTH_BYTES  # 600 MB, were all of them received at once

@@ -99,17 +99,24 @@ def test_after_a_cut_region_large_outputs_travel_inline(predictor: HostilePredic
 
 
 JSON = {
-    "lists": b'{"outputs":[' + b"[]," * (16 * MEGABYTE) + b"[]]}",
-    "values": b'{"outputs":[0' + b",0" * (24 * MEGABYTE) + b"]}",
-    "keys": b'{"error":[{' + b'"a":1,' * (8 * MEGABYTE) + b'"a":1}]}',
+    "lists": (b'{"outputs":[', b"[],", 16 * MEGABYTE, b"[]]}"),
+    "values": (b'{"outputs":[0', b",0", 24 * MEGABYTE, b"]}"),
+    "keys": (b'{"error":[{', b'"a":1,', 8 * MEGABYTE, b'"a":1}]}'),
 }
+"""Bodies: the begin, what is repeated how often, and the end. Tests make them, since each worker imports this."""
 
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
-@pytest.mark.parametrize("body", JSON.values(), ids=JSON)
+@pytest.mark.parametrize("parts", JSON.values(), ids=JSON)
 def test_json_that_becomes_gigabytes_is_refused(
-    predictor: HostilePredictor, plain: Service, peaks: dict[int, int], body: bytes, status: str
+    predictor: HostilePredictor,
+    plain: Service,
+    peaks: dict[int, int],
+    parts: tuple[bytes, bytes, int, bytes],
+    status: str,
 ) -> None:
+    begin, repeated, times, end = parts
+    body = begin + repeated * times + end
     before = peaks.setdefault(plain.port, plain.peak_bytes)
     predictor.infer = partial(Inference.answer, status=status, body=body)
     answer, waited = longest_wait(plain, lambda: plain.post(BODY))

@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,7 +62,7 @@ class Stub:
             self.order("release")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def predictor() -> Iterator[Stub]:
     with device((20.0, 0.01)) as (port, orders):
         yield Stub(port, orders)
@@ -76,6 +76,20 @@ def serving(
     more = (f"--task={task}", *raw, f"--workers={workers}", f"--enable_grpc={grpc}", *flags)
     with Service(*flags_for("bert", MODEL_FOLDER, f"127.0.0.1:{port}", "v2", more), forked=False) as service:
         yield service.wait_until("/v2/health/ready")
+
+
+@pytest.fixture(scope="module")
+def running(predictor: Stub) -> Iterator[Callable[[], Service]]:
+    """Returns a service that sends a batch at a time, the one of the test before if that has not ended it."""
+    with ExitStack() as services:
+        last: list[Service] = []
+
+        def run() -> Service:
+            if not last or last[-1].process.exit_code is not None:
+                last.append(services.enter_context(serving(predictor.port, "--max_batches_in_flight=1", grpc=True)))
+            return last[-1]
+
+        yield run
 
 
 def answers_of(service: Service) -> list[Any]:
@@ -173,29 +187,34 @@ def test_answers_and_counts_of_two_workers_are_those_of_one_process(predictor: S
     assert len({str(answer) for answer in found[0]}) > 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
-def test_a_batcher_that_ends_under_load_is_replaced(predictor: Stub, number: signal.Signals) -> None:
+def test_a_batcher_that_is_killed_or_hangs_under_load_is_replaced(predictor: Stub) -> None:
     with serving(predictor.port, "--predictor_request_timeout_seconds=3", grpc=True) as service:
         expected = answers_of(service)
-        with Load(service, expected, callers=2) as load:
-            batcher = batcher_of(service)
-            os.kill(batcher, number)
-            if number == signal.SIGSTOP:
-                assert poll(lambda: 504 in load.statuses, SECONDS)
-                os.kill(batcher, signal.SIGKILL)  # as the supervisor does after HUNG_SECONDS
-            assert poll(lambda: 503 in load.statuses or "UNAVAILABLE" in load.statuses, SECONDS)
-            assert poll(lambda: not any(readiness(service)), SECONDS), "without a batcher"
-            assert service.client.get("/v2/health/live").status_code == 200
-            assert poll(lambda: all(readiness(service)), SECONDS)
-            assert load.goes_on()
-        assert not load.wrong
-        assert set(load.statuses) <= {200, 503, 504, "UNAVAILABLE", "DEADLINE_EXCEEDED"}
-        assert LOST in load.errors
-        assert all(LOST in error or "no answer from the predictor in 3 s" in error for error in load.errors)
-        assert answers_of(service) == expected
-        assert batcher_of(service) != batcher
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            assert_replaced(service, number, expected)
         signal_to(service, signal.SIGTERM)
         assert exit_code_of(service) == 0
+
+
+def assert_replaced(service: Service, number: signal.Signals, expected: list[Any]) -> None:
+    """Sends a signal to the batcher: another one takes its place, and meanwhile answers are right, or say why not."""
+    with Load(service, expected, callers=2) as load:
+        batcher = batcher_of(service)
+        os.kill(batcher, number)
+        if number == signal.SIGSTOP:
+            assert poll(lambda: 504 in load.statuses, SECONDS)
+            os.kill(batcher, signal.SIGKILL)  # as the supervisor does after HUNG_SECONDS
+        assert poll(lambda: 503 in load.statuses or "UNAVAILABLE" in load.statuses, SECONDS), number
+        assert poll(lambda: not any(readiness(service)), SECONDS), f"without a batcher, after {number!r}"
+        assert service.client.get("/v2/health/live").status_code == 200
+        assert poll(lambda: all(readiness(service)), SECONDS), number
+        assert load.goes_on(), number
+    assert not load.wrong, number
+    assert set(load.statuses) <= {200, 503, 504, "UNAVAILABLE", "DEADLINE_EXCEEDED"}, number
+    assert LOST in load.errors, number
+    assert all(LOST in error or "no answer from the predictor in 3 s" in error for error in load.errors), number
+    assert answers_of(service) == expected, number
+    assert batcher_of(service) != batcher, number
 
 
 def readiness(service: Service) -> list[bool]:
@@ -207,50 +226,52 @@ def readiness(service: Service) -> list[bool]:
         return [answer.status_code == 200, calls.ServerReady(pb.ServerReadyRequest()).ready]
 
 
-def test_a_worker_that_is_killed_leaves_no_texts_at_the_batcher(predictor: Stub) -> None:
-    with serving(predictor.port, "--max_batches_in_flight=1") as service:
-        expected = answers_of(service)
-        with Load(service, expected) as load:
-            kill(workers_of(service)[0])
-            assert poll(lambda: len(workers_of(service)) == 2, SECONDS)
-            assert load.goes_on()
-        assert not load.wrong and set(load.statuses) <= {200, "broken"}
-        assert waits_for(service, WAITING, 0) and waits_for(service, RUNNING, 0)
-        assert answers_of(service) == expected
+def test_a_worker_that_is_killed_leaves_no_texts_at_the_batcher(running: Callable[[], Service]) -> None:
+    service = running()
+    expected = answers_of(service)
+    with Load(service, expected) as load:
+        kill(workers_of(service)[0])
+        assert poll(lambda: len(workers_of(service)) == 2, SECONDS)
+        assert load.goes_on()
+    assert not load.wrong and set(load.statuses) <= {200, "broken"}
+    assert waits_for(service, WAITING, 0) and waits_for(service, RUNNING, 0)
+    assert answers_of(service) == expected
 
 
-def test_the_texts_of_departed_clients_leave_the_batchers_queue(predictor: Stub) -> None:
-    with serving(predictor.port, "--max_batches_in_flight=1", grpc=True) as service:
-        body, message = {"instances": SINGLE[0]}, request("bert", {"text": SINGLE[1]})
-        with ThreadPoolExecutor(1) as thread, stub(service) as calls, ExitStack() as clients:
-            with predictor.hold():
-                first = thread.submit(service.predict, SINGLE[0])
-                assert waits_for(service, RUNNING, 1)
-                for _ in range(5):
-                    client = clients.enter_context(connected(service))
-                    client.sendall(post(json.dumps(body).encode(), target=PATH))
-                call = calls.ModelInfer.future(message)
-                late = calls.ModelInfer.future(message, timeout=0.5)
-                assert waits_for(service, WAITING, 6)
-                assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-                clients.close()
-                call.cancel()
-                assert waits_for(service, WAITING, 0)
-            assert len(first.result()) == 1
-        assert predictor.order("count")[1] == 0, "no row after the first"
-        assert len(service.predict(SINGLE[0])) == 1
+def test_the_texts_of_departed_clients_leave_the_batchers_queue(
+    predictor: Stub, running: Callable[[], Service]
+) -> None:
+    service = running()
+    body, message = {"instances": SINGLE[0]}, request("bert", {"text": SINGLE[1]})
+    with ThreadPoolExecutor(1) as thread, stub(service) as calls, ExitStack() as clients:
+        with predictor.hold():
+            first = thread.submit(service.predict, SINGLE[0])
+            assert waits_for(service, RUNNING, 1)
+            for _ in range(5):
+                client = clients.enter_context(connected(service))
+                client.sendall(post(json.dumps(body).encode(), target=PATH))
+            call = calls.ModelInfer.future(message)
+            late = calls.ModelInfer.future(message, timeout=0.5)
+            assert waits_for(service, WAITING, 6)
+            assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            clients.close()
+            call.cancel()
+            assert waits_for(service, WAITING, 0)
+        assert len(first.result()) == 1
+    assert predictor.order("count")[1] == 0, "no row after the first"
+    assert len(service.predict(SINGLE[0])) == 1
 
 
-def test_requests_in_flight_at_a_signal_are_answered(predictor: Stub) -> None:
-    with serving(predictor.port, "--max_batches_in_flight=1") as service:
-        with ThreadPoolExecutor(12) as clients, predictor.hold():
-            answers = [clients.submit(service.post, {"instances": texts}) for texts in SINGLE[:12]]
-            assert poll(lambda: service.metric(WAITING) + service.metric(RUNNING) == 12, SECONDS)
-            signal_to(service, signal.SIGTERM)
-            assert poll(lambda: service.log.count("Shutting down") == 2, SECONDS)
-            predictor.order("release")
-            assert [answer.result().status_code for answer in answers] == [200] * 12
-        assert exit_code_of(service) == 0
+def test_requests_in_flight_at_a_signal_are_answered(predictor: Stub, running: Callable[[], Service]) -> None:
+    service = running()
+    with ThreadPoolExecutor(12) as clients, predictor.hold():
+        answers = [clients.submit(service.post, {"instances": texts}) for texts in SINGLE[:12]]
+        assert poll(lambda: service.metric(WAITING) + service.metric(RUNNING) == 12, SECONDS)
+        signal_to(service, signal.SIGTERM)
+        assert poll(lambda: service.log.count("Shutting down") == 2, SECONDS)
+        predictor.order("release")
+        assert [answer.result().status_code for answer in answers] == [200] * 12
+    assert exit_code_of(service) == 0
 
 
 def test_a_predictor_that_ends_is_503_over_http_and_grpc() -> None:
