@@ -68,13 +68,13 @@ def surface(checkout: Path) -> dict[str, Facts]:
 
 def facts_in(checkout: Path, declared: Mapping[str, Any]) -> dict[str, Facts]:
     """All facts of a checkout whose package declares these things, by kind."""
-    documents = declared["documents"].values()
+    said = all_facts(declared["documents"].values())
     found = {
         "flags": {**flags(declared["options"]), **command_flags(declared["helps"])},
         "variables": dict(variables(declared["options"])),
         "exit_codes": dict(exit_codes(checkout)),
-        "routes": routes(documents),
-        "fields": fields(documents),
+        "routes": routes(said),
+        "fields": fields(said),
         "errors": dict.fromkeys(declared["errors"], ""),
         "metrics": dict(metrics(checkout)),
         "wire": dict(wire(checkout)),
@@ -127,10 +127,10 @@ def exit_codes(checkout: Path) -> Iterator[tuple[str, str]]:
                 yield f"{command} {row.split('|')[1].strip()}", ""
 
 
-def routes(documents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Routes, their statuses and headers, by /openapi.json."""
+def routes(facts: Iterable[str]) -> dict[str, str]:
+    """Routes, their statuses and headers, by the facts of /openapi.json."""
     found = {}
-    for fact in all_facts(documents):
+    for fact in facts:
         if match := re.fullmatch(r"(\w+ \S+), (\d+)(: header .+)?", fact):
             found[match[1]] = ""
             found[f"{match[1]}: {match[2]}{match[3] or ''}"] = ""
@@ -139,14 +139,14 @@ def routes(documents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def fields(documents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Fields of bodies and answers with their types and values, by /openapi.json. An answer's errors are the 400's.
+def fields(facts: Iterable[str]) -> dict[str, str]:
+    """Fields of bodies and answers with their types and values, by the facts of /openapi.json.
 
-    The routes of a version of a model have the bodies of those without.
+    An answer's errors are the 400's. The routes of a version of a model have the bodies of those without.
     """
     found: dict[str, str] = {}
     values: list[tuple[str, str]] = []
-    for fact in all_facts(documents):
+    for fact in facts:
         match = re.fullmatch(r"(\w+ \S+), (body|200|400)([^:]*): (\w+) ?(.*)", fact)
         if match is None or "/versions/" in match[1]:
             continue
