@@ -120,10 +120,11 @@ def test_the_predictor_forgets_the_region_of_a_killed_batcher(serve: Serve, trit
     """After a minute, in which its calls end. The memory would stay as long as the predictor runs."""
 
     def known(region: Path) -> bool:
-        url = f"http://{triton.http_address}/v2/systemsharedmemory/status"
-        return region.name in httpx.get(url, trust_env=False).text
+        return region.name in asked.get("/v2/systemsharedmemory/status").text
 
-    with serve.own("bert", "v2", *WORKERS) as service:
+    # One client, without TLS: reading the certificates of authorities takes longer than a request.
+    client = httpx.Client(base_url=f"http://{triton.http_address}", trust_env=False, verify=False)
+    with client as asked, serve.own("bert", "v2", *WORKERS) as service:
         [first] = wait_for_regions(service, 1)
         assert poll(lambda: known(first), SECONDS)
         kill(batcher_of(service))

@@ -104,7 +104,7 @@ class Load:
         self._ended = threading.Event()
 
     def _ask(self) -> None:
-        with httpx.Client(base_url=self._service.url, trust_env=False, timeout=SECONDS) as client:
+        with httpx.Client(base_url=self._service.url, trust_env=False, verify=False, timeout=SECONDS) as client:
             while not self._ended.is_set():
                 answer = client.post(f"/v1/models/{self._model}:predict", json={"instances": [TEXT] * 3})
                 self._count(answer.status_code, answer.json().get("predictions"))
