@@ -32,11 +32,6 @@ def git(folder: Path, *words: str) -> str:
     return command(folder, "git", "-c", "user.name=a", "-c", "user.email=a@example.com", *words)
 
 
-def caches_of(path: Path) -> list[Path]:
-    """The files that have a module's code, as compiled by Python and by pytest."""
-    return [*(path.parent / "__pycache__").glob(f"{path.stem}.*.pyc")]
-
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of this checkout in a repository of their own, with a section for what is not released."""
@@ -44,13 +39,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("a package of the sources has no list of its files")
     folder = tmp_path_factory.mktemp("release")
     listed = command(ROOT, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
-    # The compiled modules too, which are valid beside files of the same time: compiling takes a while.
-    compiled = {path for name in names if name.endswith(".py") for path in caches_of(ROOT / name)}
-    for path in (*map(ROOT.joinpath, names), *compiled):
-        target = folder / path.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
+    for name in listed.split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
     git(folder, "init", "--quiet")
     return folder
 
