@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.support.service import flags_for
 from tests.support.triton_environment import triton_environment
+from tests.support.triton_repository import lay_out, task_model_folder
 
 SHORT = ["--seconds=0.2", "--warmup_seconds=0", "--concurrency=1,3", "--words=3-6"]
 
@@ -134,6 +136,13 @@ def test_a_sweep_tries_settings_of_service_and_model(
         "--max_batch_tokens": [4096, 65536],
         "--pad_to_multiple_of": [8, 32],
     }
+
+
+def test_a_bi_encoder_is_started_with_its_model_of_labels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lay_out(tmp_path, ["gliner_bi", "gliner_bi_labels"])
+    shutil.copytree(task_model_folder("gliner_bi"), tmp_path / "gliner_bi", dirs_exist_ok=True)
+    found = printed(capsys, f"--model_repository={tmp_path}", "--model_name=gliner_bi")
+    assert all(row[-1] == "0" and float(row[1].replace(",", "")) > 0 for row in rows(found, "connections  requests/s"))
 
 
 def test_a_service_started_with_given_flags_is_measured(

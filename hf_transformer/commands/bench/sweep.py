@@ -102,10 +102,11 @@ class Setup:
                 f"--model_repository={model.parent}: expected Triton's model repository with the model {name!r} "
                 f"(--model_name), found no {name}/config.pbtxt"
             )
-        log = self._folder / "triton.log"
+        log, labels = self._folder / "triton.log", f"{name}_labels"
+        models = [name, labels] if (model.parent / labels / "config.pbtxt").is_file() else [name]  # a bi-encoder's
         triton = stack.enter_context(
             LocalTriton(
-                model.parent, environment=options.triton_environment, models=[name], environ=self._environ, log=log
+                model.parent, environment=options.triton_environment, models=models, environ=self._environ, log=log
             )
         )
         flags = [f"--model_name={name}", f"--model_dir={model}", f"--predictor_host={triton.http_address}"]
