@@ -18,7 +18,7 @@ __all__ = ["protocol", "repository", "serve", "triton"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-SECONDS = 120
+SECONDS = 300
 """How long a program may take; importing KServe's SDK alone takes several seconds."""
 
 Run = Callable[..., Any]

@@ -21,7 +21,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
-SECONDS = 120
+SECONDS = 240
+"""Less than what the tests give a program, which then ends its proxy itself."""
 KEY = f"sk-{secrets.token_hex(16)}"
 """LiteLLM refuses keys that everybody knows."""
 
