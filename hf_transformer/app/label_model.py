@@ -17,6 +17,7 @@ from hf_transformer.core.scheduler import ConcurrencyLimit, Scheduler
 from hf_transformer.errors import LoadError, describe
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
+from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification
 from hf_transformer.tokenizer.files import LABELS_FOLDER, has_tokenizer
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -90,7 +91,7 @@ def label_vectors(
     name = label_model_name(config)
 
     def build(spec: ModelSpec) -> tuple[Signature, Scheduler[Encoding]]:
-        signature = fit_signature(spec, (VECTORS,), task="zero_shot_token_classification")
+        signature = fit_signature(spec, (VECTORS,), task=ZeroShotTokenClassification.name)
         rules = batch_rules(labels.encoder, None)
         pad_id = labels.tokenizer.pad_id if rules.pad_id is None else rules.pad_id
         policy = PaddingPolicy(pad_id, left=rules.left, equal_lengths=rules.equal_lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from hf_transformer import RELEASE
 from tests.browser.conftest import Open, Playground
 
 
@@ -111,7 +112,7 @@ def test_links_lead_to_the_pages_of_the_service(playground: Open) -> None:
     page = playground("fill_mask").open()
     assert page.page.get_by_role("link", name="API").is_hidden()
     with_docs = playground("fill_mask", "--enable_docs_url").open()
-    assert "hf_transformer 0." in with_docs.page.locator("footer").inner_text()
+    assert f"hf_transformer {RELEASE}" in with_docs.page.locator("footer").inner_text()
     with_docs.page.get_by_role("link", name="API").click()
     with_docs.page.wait_for_url("**/docs")
     health = page.page.get_by_role("link", name="Health").evaluate("(link) => link.href")
