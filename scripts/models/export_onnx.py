@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from short_names import shorten
 from transformers import BertForMaskedLM
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -90,6 +91,7 @@ def _export(wrapper: FromIds | FromIdsMaskAndTypes, path: Path) -> None:
             dynamo=False,
             do_constant_folding=False,  # folding would store the shared embedding a second time, transposed
         )
+    shorten(path)
     onnx.checker.check_model(str(path), full_check=True)
 
 

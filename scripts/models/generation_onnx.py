@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from short_names import shorten
 from transformers import DynamicCache, GPT2LMHeadModel, T5ForConditionalGeneration
 
 OPSET: Final = 17  # old enough for every Triton container since 2023
@@ -140,6 +141,7 @@ def export(wrapper: CausalWithPast | EncoderDecoder, path: Path) -> None:
             dynamo=False,
             do_constant_folding=False,  # folding would transpose the weights and lose their names
         )
+    shorten(path)
     onnx.checker.check_model(str(path), full_check=True)
     _compare(wrapper, path)
     if path.stat().st_size > MOST_BYTES:

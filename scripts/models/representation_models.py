@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import torch
 import transformers
+from short_names import shorten
 from task_folders import OLD_MODES, OLD_TYPES, link_tokenizer, write_json
 from transformers import AutoTokenizer, set_seed
 
@@ -195,6 +196,7 @@ def write_onnx(graph: Any, path: Path) -> None:
             dynamo=False,
             do_constant_folding=False,
         )
+    shorten(path)
 
 
 def main() -> None:

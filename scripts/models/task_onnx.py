@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from short_names import shorten
 from task_models import TaskModel
 from transformers import PreTrainedModel
 
@@ -79,6 +80,7 @@ def export(
             dynamo=False,
             do_constant_folding=False,  # folding would transpose the weights and lose their names
         )
+    shorten(path)
     onnx.checker.check_model(str(path), full_check=True)
     compare(wrapper, spec, path, tolerance)
     if path.stat().st_size > most_bytes:

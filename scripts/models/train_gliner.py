@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
 import torch
 from gliner.config import BiEncoderSpanConfig, BiEncoderTokenConfig, UniEncoderSpanConfig, UniEncoderTokenConfig
 from gliner.model import BiEncoderSpanGLiNER, BiEncoderTokenGLiNER, UniEncoderSpanGLiNER, UniEncoderTokenGLiNER
 from playground_texts import write_playground
+from short_names import shorten
 from transformers import AutoTokenizer
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -285,7 +285,8 @@ def write_bi_encoder(model: Any, folder: Path, files: Path) -> None:
 
 def write_onnx(path: Path, folder: Path) -> None:
     (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "1/model.onnx").write_bytes(shortened(onnx.load(str(path))))
+    shutil.copyfile(path, folder / "1/model.onnx")
+    shorten(folder / "1/model.onnx")
 
 
 def write_files(made: Path, files: Path, names: Sequence[str]) -> None:
@@ -297,31 +298,6 @@ def write_files(made: Path, files: Path, names: Sequence[str]) -> None:
             tokenizer = json.loads((files / name).read_text(encoding="utf-8"))
             written = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
             (files / name).write_text(f"{written}\n", encoding="utf-8")
-
-
-def shortened(model: Any) -> bytes:
-    """The file of a model, without the names of nodes and with short names of inner values, a third of a tiny file."""
-    graph = model.graph
-    kept = {value.name for value in [*graph.input, *graph.output, *graph.initializer]}
-    names: dict[str, str] = {}
-    shorten_names(graph, kept, names)
-    return bytes(model.SerializeToString())
-
-
-def shorten_names(graph: Any, kept: set[str], names: dict[str, str]) -> None:
-    """Renames the values of a graph and of the graphs in its nodes, which may read those around them."""
-    del graph.value_info[:]
-    for node in graph.node:
-        node.name = node.doc_string = ""
-        for values in (node.input, node.output):
-            values[:] = [
-                value if value in kept or not value else names.setdefault(value, f"v{len(names)}") for value in values
-            ]
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                for value in attribute.g.output:
-                    value.name = names.setdefault(value.name, f"v{len(names)}")
-                shorten_names(attribute.g, kept | {value.name for value in attribute.g.initializer}, names)
 
 
 def main() -> None:
