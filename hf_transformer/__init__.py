@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RELEASE = "1.0.0"
+RELEASE = "1.1.0.dev0"
 """This release; between two releases the next one, as 1.1.0.dev0. The only place: scripts/release sets the others."""
 
 
