@@ -57,7 +57,7 @@ MIN_SALT: Final = 16
 REPLACEMENT: Final = re.compile(r"<([^<>\n]{1,100}?)(?:_[0-9]{1,7})?>")
 """The replacement of an entity by /anonymize and by LiteLLM's output_parse_pii."""
 SPACES: Final = re.compile(r" +\n?")
-"""What is between neighbours: Presidio's expression ends with ``$``, which is before a last line feed, too."""
+"""The spaces between neighbours: Presidio's expression ends with ``$``, which is before a last line feed, too."""
 
 
 class AnalyzeRequest(OpenModelBody, kw_only=True):
