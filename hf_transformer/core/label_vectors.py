@@ -30,9 +30,6 @@ from hf_transformer.types.tokenization import PLAIN, Encoding, LabelledEncoding
 
 VECTORS = OutputRole("labels_embeddings", (Axis(name="size"),))
 """The output of a model of labels: a vector float32 [size] for each."""
-Labels: TypeAlias = tuple[str, ...]
-Result = TypeVar("Result")
-
 FLAG = "--labels_model"
 INLINE_LABELS = 5_000
 """Maximum number of labels in all lists of a request for work on the event loop, about 2 ms."""
@@ -40,6 +37,8 @@ DECODE_COST = 20
 """The cost of copying a vector, in units of Task.decode_cost."""
 KEEP_SECONDS = 600.0
 """The time after which kept vectors are made again: a predictor doesn't tell that the weights of a version changed."""
+Labels: TypeAlias = tuple[str, ...]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,32 +148,32 @@ class LabelVectors:
         # The windows of a text, and often the texts of a request, have one list.
         lists = {id(labels): labels for _, labels in pairs}
         count = sum(map(len, lists.values()))
-        names, rows, count = await self._work(count, _number, lists)
+        names, rows, count = await self._run(count, _index_labels, lists)
         if not names:
             return
         model = self._require()
         if anew:
             model = replace(model, known={})
         budget.add_sequences(len(names), path)
-        promised = model.signature.outputs[0].sizes[0]
-        if promised > 0:
-            budget.hold((len(names) + count) * promised * np.dtype(np.float32).itemsize, path)
-        found = await self._vectors(model, names, context, budget)
-        vectors = [found[name] for name in names]
+        declared_size = model.signature.outputs[0].sizes[0]
+        if declared_size > 0:
+            budget.hold((len(names) + count) * declared_size * np.dtype(np.float32).itemsize, path)
+        by_name = await self._vectors(model, names, context, budget)
+        vectors = [by_name[name] for name in names]
         sizes = {vector.size for vector in vectors}
         if len(sizes) > 1:
             raise PredictorError(f"the model {self.name!r} answered vectors of different sizes for labels")
         if size != -1 and size not in sizes:  # either model was replaced; the next check will find it
             makes = f"{self.name!r} makes {vectors[0].size}"
             raise PredictorError(f"the model reads vectors of {size} numbers for labels, but {makes} ({FLAG})")
-        if promised <= 0:
+        if declared_size <= 0:
             budget.hold((len(names) + count) * vectors[0].nbytes, path)
-        made = await self._work(count, _copy, vectors, rows)
+        matrices = await self._run(count, _vectors_of_lists, vectors, rows)
         for encoding, labels in pairs:
-            encoding.vectors = made[id(labels)]
+            encoding.vectors = matrices[id(labels)]
 
-    async def _work(self, count: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Does work for ``count`` labels, much of it in the executor."""
+    async def _run(self, count: int, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Runs work for ``count`` labels, in the executor above INLINE_LABELS."""
         if count <= INLINE_LABELS:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
@@ -184,14 +183,14 @@ class LabelVectors:
     ) -> Mapping[str, Array]:
         """The vectors of different labels: the kept ones, and those that the model makes now."""
         known, missing, tokens = model.known, list[str](), 0
-        found: dict[str, Array] = {}
+        vectors: dict[str, Array] = {}
         for name in names:
-            kept = known.pop(name, None)
-            if kept is None:
+            cached = known.pop(name, None)
+            if cached is None:
                 missing.append(name)
             else:
-                known[name], found[name] = kept, kept.vector
-                tokens += kept.tokens
+                known[name], vectors[name] = cached, cached.vector
+                tokens += cached.tokens
         entries: list[Entry[Encoding]] = []
         if missing:
             windows = await model.tokenizer.encode_off_loop(missing, self._executor, PLAIN, sum(map(len, missing)))
@@ -202,18 +201,20 @@ class LabelVectors:
                 tokens += len(encoding)
         budget.add_tokens(tokens)
         if entries:
-            own = Context(context.request_id, context.headers, deadline=context.deadline, over_grpc=context.over_grpc)
-            submission = model.scheduler.submit(entries, _decode, None, own)
+            label_context = Context(
+                context.request_id, context.headers, deadline=context.deadline, over_grpc=context.over_grpc
+            )
+            submission = model.scheduler.submit(entries, _decode, None, label_context)
             try:
                 await submission.future
             finally:
                 model.scheduler.leave(submission)
             for entry in entries:
-                found[entry.owner] = entry.answer
+                vectors[entry.owner] = entry.answer
                 known[entry.owner] = LabelVector(entry.answer, len(entry.item))
             while len(known) > self._limit:
                 del known[next(iter(known))]
-        return found
+        return vectors
 
     def _require(self) -> LabelModel:
         if self._model is None:
@@ -221,24 +222,25 @@ class LabelVectors:
         return self._model
 
 
-def _number(lists: Mapping[int, Labels]) -> tuple[list[str], Mapping[int, Array], int]:
-    """The different labels of lists, the places int64 [labels] of each list's labels among them, which equal lists
+def _index_labels(lists: Mapping[int, Labels]) -> tuple[list[str], Mapping[int, Array], int]:
+    """The different labels of lists, the indices int64 [labels] of each list's labels among them, which equal lists
     share, and the number of labels in the different lists."""
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     rows: dict[Labels, Array] = {}
     for labels in lists.values():  # no long call of C, which would keep the interpreter's lock
         if labels not in rows:
             for name in labels:
-                places.setdefault(name, len(places))
-            rows[labels] = np.fromiter(map(places.__getitem__, labels), np.int64, len(labels))
-    return [*places], {key: rows[labels] for key, labels in lists.items()}, sum(map(len, rows))
+                indices.setdefault(name, len(indices))
+            rows[labels] = np.fromiter(map(indices.__getitem__, labels), np.int64, len(labels))
+    return [*indices], {key: rows[labels] for key, labels in lists.items()}, sum(map(len, rows))
 
 
-def _copy(vectors: Sequence[Array], rows: Mapping[int, Array]) -> Mapping[int, Array]:
-    """The vectors float32 [labels, size] of each list. Lists with the same places share them."""
+def _vectors_of_lists(vectors: Sequence[Array], rows: Mapping[int, Array]) -> Mapping[int, Array]:
+    """The vectors float32 [labels, size] of each list. Lists with the same indices share them."""
     matrix = np.stack(vectors)
-    made = {id(places): matrix[places] for places in {id(places): places for places in rows.values()}.values()}
-    return {key: made[id(places)] for key, places in rows.items()}
+    different = {id(indices): indices for indices in rows.values()}
+    matrices = {key: matrix[indices] for key, indices in different.items()}
+    return {key: matrices[id(indices)] for key, indices in rows.items()}
 
 
 def _decode(name: str, encoding: Encoding, outputs: Mapping[str, Array], options: None) -> Array:
