@@ -3,7 +3,7 @@
 help:
 	@echo "make demo     start a real Triton and the service in front of it, to ask and to try in a browser (ARGS=--task=...)"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
-	@echo "make test-quick  those that need neither Triton nor processes, in some two minutes"
+	@echo "make test-quick  those that need neither Triton nor processes, in some four minutes"
 	@echo "make test-triton-26  those against Triton once more, with a front that answers as Triton 26.x does"
 	@echo "make test-models  what needs torch: the goldens are current, exported models answer as the originals do"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
