@@ -18,7 +18,7 @@ from hf_transformer.errors import LoadError, describe
 from hf_transformer.observability.metrics import ModelMetrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification
-from hf_transformer.tokenizer.files import LABELS_FOLDER, has_tokenizer
+from hf_transformer.tokenizer.files import LABELS_FOLDER, LABELS_SUFFIX, has_tokenizer
 from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types.request import Json
@@ -50,7 +50,7 @@ def load_labels(config: Config, files: ModelFiles) -> LoadedLabels:
             raise LoadError(f"gliner_config.json: {field}: expected {expected}, got {describe(value)}")
     if not has_tokenizer(folder):
         try:
-            found = find_model_files(
+            encoder_files = find_model_files(
                 name,
                 "",
                 token=config.hf_token,
@@ -63,7 +63,7 @@ def load_labels(config: Config, files: ModelFiles) -> LoadedLabels:
                 f"gliner_config.json: the tokenizer of labels is not in {LABELS_FOLDER}/, and not that of the "
                 f"labels_encoder {name[:200]!r}: {reason}"
             ) from error
-        folder, encoder = found.tokenizer_folder, encoder or found.config
+        folder, encoder = encoder_files.tokenizer_folder, encoder or encoder_files.config
     tokenizer = load_tokenizer(
         folder,
         encoder,
@@ -76,7 +76,7 @@ def load_labels(config: Config, files: ModelFiles) -> LoadedLabels:
 
 def label_model_name(config: Config) -> str:
     """The predictor's name of the model of labels."""
-    return config.labels_model or f"{config.predictor_model or config.model_name}_labels"
+    return config.labels_model or f"{config.predictor_model or config.model_name}{LABELS_SUFFIX}"
 
 
 def label_settings(config: Config, settings: PredictorSettings) -> PredictorSettings:

@@ -242,7 +242,8 @@ def entry(task: str, repository: Path) -> dict[str, str]:
 
 def own_entry(folder: Path, task: str | None) -> dict[str, str]:
     """The flags of the user's model. Raises LoadError for a folder that Triton or the service can't use."""
-    from hf_transformer.tokenizer.model_files import find_model_files  # needs libraries, and parse() does not
+    from hf_transformer.tokenizer.files import LABELS_SUFFIX  # needs libraries, and parse() does not
+    from hf_transformer.tokenizer.model_files import find_model_files
 
     where = f"--model_dir={folder}"
     if not folder.is_dir():
@@ -256,7 +257,7 @@ def own_entry(folder: Path, task: str | None) -> dict[str, str]:
     gliner = find_model_files(None, str(folder)).config.get("gliner")
     flags = {} if task is None else {"task": task}
     if isinstance(gliner, dict) and gliner.get("labels_encoder"):
-        flags["labels_model"] = labels = f"{folder.name}_labels"
+        flags["labels_model"] = labels = f"{folder.name}{LABELS_SUFFIX}"
         if not (folder.parent / labels / "config.pbtxt").is_file():
             raise LoadError(f"{where} is a bi-encoder: expected its model of labels beside it, {labels}, as of export")
     return {"model_name": folder.name, "model_dir": str(folder), **flags}

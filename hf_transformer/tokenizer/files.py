@@ -41,6 +41,9 @@ VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTok
 LABELS_FOLDER = "labels_tokenizer"
 """The folder of a GLiNER bi-encoder's tokenizer for labels, inside the model's folder."""
 
+LABELS_SUFFIX = "_labels"
+"""The end of the name of a bi-encoder's model of labels at the predictor, after the name of its model of texts."""
+
 MORE_FILES = tuple(
     "merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken generation_config.json"
     " chat_template.jinja chat_template.json additional_chat_templates/*.jinja modules.json sentence_*_config.json"

@@ -31,6 +31,7 @@ from hf_transformer.config.option import PREFIX
 from hf_transformer.config.options import Config
 from hf_transformer.cpus import available_cpus
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.tokenizer.files import LABELS_SUFFIX
 
 _TOKENIZE_TIMING: Final = f"{PREFIX}ENABLE_TOKENIZE_TIMING"
 """Set for the services that bench starts, since no other client sends them texts."""
@@ -102,7 +103,7 @@ class Setup:
                 f"--model_repository={model.parent}: expected Triton's model repository with the model {name!r} "
                 f"(--model_name), found no {name}/config.pbtxt"
             )
-        log, labels = self._folder / "triton.log", f"{name}_labels"
+        log, labels = self._folder / "triton.log", f"{name}{LABELS_SUFFIX}"
         models = [name, labels] if (model.parent / labels / "config.pbtxt").is_file() else [name]  # a bi-encoder's
         triton = stack.enter_context(
             LocalTriton(

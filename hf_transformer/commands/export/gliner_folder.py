@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.zero_shot_token_classification import ZeroShotTokenClassification, check_architecture
-from hf_transformer.tokenizer.files import GLINER, read_counted
+from hf_transformer.tokenizer.files import GLINER, LABELS_SUFFIX, read_counted
 from hf_transformer.tokenizer.hub import hub_snapshot
 from hf_transformer.types.request import Json
 from hf_transformer.types.task_names import task_name
@@ -67,7 +67,7 @@ def labels_target(folder: Path, target: Path) -> Path | None:
     """The folder of the model that encodes labels, beside that of texts, ``target``; None for a uni-encoder."""
     if not read_counted(folder / GLINER, required=True).get("labels_encoder"):
         return None
-    return target.with_name(f"{target.name}_labels")
+    return target.with_name(f"{target.name}{LABELS_SUFFIX}")
 
 
 def require_trust(config: Json, encoder: EncoderFields, settings: Namespace) -> None:
